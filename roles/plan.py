@@ -14,6 +14,7 @@ from typing import Any
 
 import jinja2
 
+# parents[1]: the folder above roles/, in a checkout, a wheel and a collection alike
 ROOT = Path(__file__).resolve().parents[1]
 """The checkout, or the collection that was built of it (gpukiln/nodes/collection.py)."""
 MANAGED = "Ansible managed"
@@ -102,9 +103,11 @@ class Role:
         """The text that one of the role's templates makes of values."""
         environment = jinja2.Environment(  # noqa: S701 - no web page
             loader=jinja2.FileSystemLoader(self.folder / "templates"),
+            # a misspelt value must fail, not become an empty text
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
+            # files of settings end with a newline
             keep_trailing_newline=True,
         )
         return environment.get_template(name).render(ansible_managed=MANAGED, **values)
@@ -162,6 +165,7 @@ class Plan:
     @property
     def acts(self) -> bool:
         """Whether there is anything to do."""
+        # A plan with notes alone (`do`) changes nothing.
         return not self.refusal and bool(self.settings or self.packages or self.lines)
 
     @property
@@ -194,9 +198,11 @@ class Plan:
             Whether it has to be written.
         """
         there = node["files"].get(path)
+        # Owner and mode count too: a file that everybody may write to is not as it should be.
         if there and there["text"] == text and (there["mode"], there["uid"], there["gid"]) == (mode, 0, 0):
             return False
         self.files.append(File(path, text, mode, there["text"] if there else "", validate=[*validate]))
+        # Ansible runs a handler once, but reports each notification.
         if notify and notify not in self.notify:
             self.notify.append(notify)
         return True
@@ -214,16 +220,19 @@ class Plan:
 
     def enable_unit(self, node: Node, name: str) -> None:
         """Have a unit start at boot; one that does is left alone."""
+        # Also `static` and `disabled`: systemctl enable leaves a static unit as it is.
         if node["units"][name]["enabled"] != "enabled":
             self.enable.append(name)
 
     def start_unit(self, node: Node, name: str) -> None:
         """Have a unit run; one that does is left alone."""
+        # `activating`: a slow unit must not be started twice.
         if node["units"][name]["active"] not in ("active", "activating"):
             self.start.append(name)
 
     def diffs(self) -> list[dict[str, str]]:
         """The plan in the form of Ansible's diffs."""
+        # In check mode this is all that people see of a plan.
         words = {"enable": self.enable, "start": self.start}
         lines = [*self.lines, *(f"+{path}/" for path in self.folders), *(f"-{path}" for path in self.absent)]
         lines += [f"{word} {name}" for word, names in words.items() for name in names]
@@ -253,6 +262,7 @@ def shared(name: str) -> str:
 
 def upstream(version: str) -> str:
     """Cut epoch and package release from a package's version: `3:580.178.04-1.el9` is `580.178.04`."""
+    # Without a release, as in rpm's bare versions, the text is the version itself.
     return re.sub(r"^\d+:", "", version).rpartition("-")[0] or re.sub(r"^\d+:", "", version)
 
 
@@ -264,6 +274,7 @@ def together(*looks: Looks) -> Looks:
             into = asked.setdefault(module, {})
             for name, value in arguments.items():
                 before = into.get(name)
+                # Order stays and duplicates go: roles ask for the same packages.
                 if isinstance(value, list) and before:
                     into[name] = [*before, *(item for item in value if item not in before)]
                 elif isinstance(value, dict) and before:
@@ -275,6 +286,7 @@ def together(*looks: Looks) -> Looks:
 
 def runs(node: Node, unit: str) -> bool:
     """Whether a unit runs, and has to be restarted for what it reads: in an image's build none does."""
+    # `failed` counts as not running: a restart would fail again and end the play.
     return node["units"][unit]["active"] not in ("", "inactive", "failed")
 
 
@@ -289,6 +301,7 @@ def missing(node: Node, names: Iterable[str], version: str = "") -> list[str]:
     return [
         name
         for name in names
+        # An installed version of another release or epoch counts as the same upstream version.
         if name not in there or version not in ("", *(upstream(row["version"]) for row in there[name]))
     ]
 

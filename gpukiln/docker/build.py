@@ -26,6 +26,7 @@ from gpukiln.locks import locked
 from gpukiln.progress import Progress
 from gpukiln.sources.mirror import install_debian
 
+# localhost/: no engine pulls it from a registry by mistake
 REPOSITORY = "localhost/gpukiln"
 EXTRA_BASE_PACKAGES = ("ca-certificates",)
 TAIL_LINES = 15  # of a failed build's log
@@ -83,8 +84,10 @@ def build_container(
     Raises:
         GpukilnError: It could not be built; the reason is in the record, too.
     """
+    # Read before the lock is taken: a typo in an override must not wait for another build.
     components = apply_overrides(load_components(), overrides)
     with _build_alone(builds.home):
+        # Also of builds in another state folder, which have no record here.
         engine.remove_unfinished(plan.image)
         # This process has the only lock, so a record in the state running is of a killed build.
         for killed in builds.all():
@@ -97,6 +100,7 @@ def build_container(
         build.write(record)
         log = build.folder / "build.log"
         try:
+            # Next to the caches, so that files are linked into the context and not copied.
             with tempfile.TemporaryDirectory(prefix="context-", dir=builds.home) as context:
                 base = _base(plan, engine, builds.home, log, progress)
                 with progress.step("fetch and lay out what goes in"):
@@ -113,7 +117,9 @@ def build_container(
                     request = BuildRequest(
                         context=Path(context),
                         dockerfile=ROOT / "docker" / plan.image / "Dockerfile",
+                        # The digest's tag never moves; the version's tag is for people.
                         tags=(reference, f"{REPOSITORY}/{plan.image}:{plan.version}"),
+                        # The Dockerfile's ARG before FROM, so one Dockerfile serves every base.
                         arguments={"BASE": base, "CUDA": plan.cuda},
                         labels=labels(plan, build.id),
                         platform=plan.platform,
@@ -128,6 +134,7 @@ def build_container(
                 record, state="built", reference=reference, image=image, durations_s=dict(progress.durations)
             )
         except BaseException as error:
+            # BaseException: a build that Ctrl-C ended needs a record, too.
             state = "aborted" if isinstance(error, KeyboardInterrupt) else "failed"
             message = error.message if isinstance(error, GpukilnError) else repr(error)
             build.write(replace(record, state=state, error=message, durations_s=progress.durations))
@@ -149,6 +156,7 @@ def labels(plan: ContainerPlan, build_id: str) -> dict[str, str]:
         "org.opencontainers.image.created": plan.created_at,
         "org.opencontainers.image.version": plan.version,
         "org.opencontainers.image.revision": plan.git_commit or "",
+        # OCI image-spec, annotations: name without digest, and the digest
         "org.opencontainers.image.base.name": (plan.base.image or plan.base_name).partition("@")[0],
         "org.opencontainers.image.base.digest": (plan.base.image or "").partition("@")[2],
         "gpukiln.build": build_id,
@@ -160,6 +168,7 @@ def labels(plan: ContainerPlan, build_id: str) -> dict[str, str]:
 
 def _base(plan: ContainerPlan, engine: Engine, home: Path, log: Path, progress: Progress) -> str:
     """The image to start from; a base of this machine's mirror is rebuilt when its packages have changed."""
+    # A base with a digest is pulled by the engine itself.
     if plan.base.image or not plan.base.codename:
         return plan.base.image or ""
     key = hashlib.sha256(
@@ -182,6 +191,7 @@ def _base(plan: ContainerPlan, engine: Engine, home: Path, log: Path, progress: 
                     sources=home / "bases" / "debian.sources",
                     log=log,
                 )
+            # Only the newest base of a name is kept: each has some hundred MB.
             for old in tar.parent.glob(f"{plan.base_name}-*.tar"):
                 if old != tar:
                     old.unlink()
@@ -214,6 +224,7 @@ def _run_build(engine: Engine, request: BuildRequest, image: str, log: Path, pro
     if status:
         raise UnavailableError(
             f"{engine.name} could not build the image: exit {status} (log: {log})",
+            # The end of the log has the command that failed.
             details=tuple(log.read_text(errors="replace").splitlines()[-TAIL_LINES:]),
         )
 

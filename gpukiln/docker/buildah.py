@@ -49,6 +49,7 @@ class Buildah(Engine):
 
     def build_environment(self) -> dict[str, str]:
         """See `Engine.build_environment`."""
+        # chroot: the other kinds need privileges that a container of CI does not have.
         return {"BUILDAH_ISOLATION": "chroot"}
 
     def remove_unfinished(self, image: str) -> None:
@@ -99,6 +100,7 @@ class Buildah(Engine):
 
     def _layer_sizes(self) -> dict[str, int]:
         store = parse_json(run_command("buildah", "info"))["store"]
+        # The file of containers/storage for its layers, by the name of the storage driver.
         index = Path(store["GraphRoot"], f"{store['GraphDriverName']}-layers", "layers.json")
         rows: list[dict[str, Any]] = parse_json(index.read_text())
         return {row["diff-digest"]: int(row["diff-size"]) for row in rows if "diff-digest" in row}
@@ -112,6 +114,7 @@ class Buildah(Engine):
         """See `Engine.container`. A working container runs no process but the commands of the suite."""
         if gpus:
             raise UsageError("buildah gives containers no GPU", hint="use --engine podman or docker")
+        # An orphan of a killed verification has the same name.
         try_command("buildah", "rm", name)
         container = run_command("buildah", "from", f"--name={name}", reference).strip()
         try:

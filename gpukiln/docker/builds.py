@@ -62,6 +62,7 @@ class ContainerBuilds(RecordFolders[ContainerBuild]):
     """
 
     def __init__(self, home: Path) -> None:
+        # Apart from machine images: both have records, of other forms.
         self.home = home / "docker"
         super().__init__(self.home / "builds", ContainerBuild)
 

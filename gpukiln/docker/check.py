@@ -57,6 +57,7 @@ class ContainerCheck:
         """
         problems = [(finding.message, finding.remedy) for finding in self.findings]
         newer = "a newer driver on the node, or an image with an older CUDA"
+        # The driver first: without it no GPU of the node is usable, whatever its kind.
         if self.support.way == NO:
             problems.insert(0, (self.support.message, f"{newer}; {self.support.limits}"))
         where = f"on {self.node.name}"
@@ -64,6 +65,7 @@ class ContainerCheck:
             message, hint = problems[0]
             others = tuple(text for text, _ in problems[1:])
             raise IncompatibleError(f"{self.image} can't run {where}: {message}", hint=hint, details=others)
+        # The package cuda-compat must be in the container, and works on data-centre GPUs only.
         if self.support.way == FORWARD_COMPAT:
             message = f"{self.image} does not run {where} as it is: {self.support.message}"
             raise CheckFailedError(message, hint=f"{newer}; or {self.support.limits}")
@@ -80,6 +82,7 @@ def node_of_record(record: Record) -> Node:
     """
     if record.bake is None:
         raise UsageError(f"build {record.build_id} has no image: {record.state}")
+    # What was installed, not what was planned: a source may have another patch release.
     installed = record.bake.components.get("nvidia_driver", {}).get("version")
     if not installed:
         raise UsageError(f"{record.bake.image_id} has no NVIDIA driver", hint="name the node's with --driver")
@@ -129,6 +132,7 @@ def check_container(image: str, version: str, node: Node) -> ContainerCheck:
     findings: list[Finding] = []
     for key in node.gpus:
         board = gpu(key)
+        # CUDA's rules say nothing of other makers' GPUs, so the remaining checks are skipped.
         if board.manufacturer != "NVIDIA":
             message = f"the {board.name} is {board.manufacturer}'s, and CUDA runs on NVIDIA's GPUs"
             hint = "a machine with an NVIDIA GPU"

@@ -41,7 +41,9 @@ WHEELS = {  # platform tags of wheels that run on the bases (glibc 2.35 and olde
     "arm64": ("manylinux_2_35", "manylinux_2_28", "manylinux_2_17", "manylinux2014"),
 }
 VERSION = 1  # of the layout of redistributables: a part of the cache's key
+# Paths in NVIDIA's wheels: nvidia/cuda_nvrtc/lib/libnvrtc.so.12
 NVIDIA_FILE = re.compile(r"nvidia/\w+/((?:bin|include|lib|nvvm)/.+)")
+# Both spellings, and both places: PEP 639 moved licences to .dist-info/licenses.
 LICENCE = re.compile(r"([\w.-]+)-[\d.]+\.dist-info/(?:licenses/)?(Licen[sc]e.*)", re.IGNORECASE)
 FETCH_TIMEOUT_S = 60.0
 
@@ -69,6 +71,7 @@ def make_context(
         UnavailableError: A file could not be fetched, or has another checksum.
     """
     source = root / "docker" / plan.image
+    # All folders exist, though some stay empty: COPY of a missing one fails the build.
     for name in ("cuda", "cuda-apt", "actions-runner", "python/wheels", "hooks", "bin"):
         (folder / name).mkdir(parents=True)
     (folder / "apt-packages").write_text("".join(f"{package}\n" for package in plan.packages))
@@ -88,6 +91,7 @@ def make_context(
             say(f"fetching {part.name}")
             _unpack_archive(part, folder / "actions-runner", cache)
     (folder / "image.json").write_text(json.dumps(image_record(plan), indent=2) + "\n")
+    # Last, for every write sets a new time.
     for path in folder.rglob("*"):
         os.utime(path, (EPOCH, EPOCH), follow_symlinks=False)
 
@@ -169,6 +173,7 @@ def _fetch_wheels(lines: list[str], plan: ContainerPlan, cache: Path, log: Path)
     # The key has all that decides which files pip downloads.
     key = hashlib.sha256("\n".join([plan.base.python, plan.platform, *lines]).encode()).hexdigest()[:16]
     folder = cache / "wheels" / key
+    # The folder appears only when every wheel is in it, so it needs no further check.
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(folder) as partial:
@@ -183,6 +188,7 @@ def _download(lines: list[str], plan: ContainerPlan, folder: Path, log: Path) ->
     command = [
         *(sys.executable, "-m", "pip", "download"),
         *("--disable-pip-version-check", "--no-input", "--no-deps", "--require-hashes"),
+        # Wheels only: a source distribution would run its build script here.
         *("--only-binary=:all:", "--implementation=cp", f"--python-version={plan.base.python}"),
         *(f"--platform={tag}_{machine}" for tag in WHEELS[plan.architecture]),
         *("--progress-bar=off", "--no-cache-dir", f"--dest={folder}", f"--requirement={requirements}"),
@@ -190,13 +196,13 @@ def _download(lines: list[str], plan: ContainerPlan, folder: Path, log: Path) ->
     with log.open("ab") as output:
         done = programs.run(command, limit_s=programs.LONG_S, folder=folder, output=output)
     if done.returncode:
-        output = log.read_text(errors="replace").splitlines()
-        if any("No space left on device" in line for line in output):
+        printed = log.read_text(errors="replace").splitlines()
+        if any("No space left on device" in line for line in printed):
             raise programs.disk_full(folder.parent)
         raise UnavailableError(
             f"{len(lines)} Python packages can't be fetched (log: {log})",
             hint="check that this machine's pip reaches its index, then try again",
-            details=tuple([line for line in output if line.startswith("ERROR")][-3:]),
+            details=tuple([line for line in printed if line.startswith("ERROR")][-3:]),
         )
     requirements.unlink()
 
@@ -236,6 +242,7 @@ def _add_cuda(
             with atomic_path(kept) as partial:
                 for wheel in wheels:
                     unpack_redistributable(wheel, partial)
+            # Unpacked they are in the cache; the wheels would double its size.
             shutil.rmtree(wheels[0].parent)
         shutil.copytree(kept, folder / "cuda", symlinks=True, copy_function=_link_or_copy, dirs_exist_ok=True)
 
@@ -251,6 +258,7 @@ def unpack_redistributable(wheel: Path, target: Path) -> None:
         for member in archive.infolist():
             licence = LICENCE.fullmatch(member.filename)
             match = NVIDIA_FILE.fullmatch(member.filename)
+            # Python's packaging files are of no use outside site-packages.
             if member.is_dir() or not (match or licence) or member.filename.endswith("__init__.py"):
                 continue
             if licence:
@@ -261,6 +269,7 @@ def unpack_redistributable(wheel: Path, target: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(member) as content, path.open("wb") as file:
                 shutil.copyfileobj(content, file, 1 << 20)
+            # Zip files carry modes only as platform-specific attributes; programs are known by their folder.
             path.chmod(0o755 if name.startswith(("bin/", "nvvm/bin/")) else 0o644)
             # Wheels have libcudart.so.12 without libcudart.so, which linkers look for.
             library = re.fullmatch(r"(lib\w[\w-]*\.so)\.[\d.]+", path.name)
@@ -285,6 +294,7 @@ def _add_repository(part: ContainerPart, component: Component, plan: ContainerPl
             f"{', '.join(fingerprints) or 'of no key'}",
             hint=f"wanted {repository.key_fingerprint}; check whether NVIDIA documents a new key",
         )
+    # The layout of /etc/apt, which the Dockerfile copies as a whole.
     (folder / "keyrings").mkdir()
     (folder / "keyrings/gpukiln-cuda.asc").write_bytes(key)
     (folder / "sources.list.d").mkdir()
@@ -307,6 +317,7 @@ def key_fingerprints(key: bytes) -> list[str]:
         ["gpg", "--batch", "--with-colons", "--show-keys"], limit_s=programs.QUICK_S, given=key
     )
     rows = [line.split(":") for line in done.stdout.decode().splitlines()]
+    # `fpr` follows the `pub` or `sub` record that it belongs to (GnuPG, doc/DETAILS).
     return [row[9] for before, row in pairwise(rows) if before[0] == "pub" and row[0] == "fpr"]
 
 

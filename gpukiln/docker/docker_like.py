@@ -45,6 +45,7 @@ class DockerLike(Engine):
             return None
         document = parse_json(done.stdout)[0]
         config = document.get("Config") or {}
+        # Layers without a size are instructions such as ENV and USER.
         layers = [Layer(instruction(by), size) for by, size in self.history(reference) if size]
         return ImageInfo(
             id=full_id(document["Id"]),
@@ -69,6 +70,7 @@ class DockerLike(Engine):
     @contextlib.contextmanager
     def container(self, reference: str, *, name: str, gpus: bool) -> Iterator[str]:
         """See `Engine.container`. The image's own entrypoint starts it, and so is process 1."""
+        # Host network: the suite's checks reach the mirror and the exporter as on the node.
         options = ["--detach", f"--name={name}", "--network=host", *self.run_options]
         options += self.gpu_options if gpus else ()
         try_command(self.name, *self.remove_command, name)
@@ -112,6 +114,7 @@ class Docker(DockerLike):
         """See `Engine.find`."""
         if not shutil.which("docker"):
             return "docker is not on PATH"
+        # Asks the daemon: a client without one can't build.
         done = try_command("docker", "version", "--format", "{{.Server.Version}} {{.Client.Version}}")
         if done.returncode:
             return f"docker does not answer: {last_line(done)}"
@@ -119,11 +122,13 @@ class Docker(DockerLike):
         buildx = try_command("docker", "buildx", "version").returncode == 0
         # Since 23.0 the command line needs the plug-in buildx for BuildKit (Docker Engine release notes).
         built_in = int(client.partition(".")[0]) < 23
+        # Docker's own switch is respected.
         off = os.environ.get("DOCKER_BUILDKIT") == "0"
         return cls(version, buildkit=(buildx or built_in) and not off, buildx=buildx and not off)
 
     def build_command(self, request: BuildRequest) -> list[str]:
         """See `Engine.build_command`."""
+        # The legacy builder supports neither --cache-to nor other platforms.
         if not self.buildkit:
             if request.cache_to:
                 raise UsageError(
@@ -142,6 +147,7 @@ class Docker(DockerLike):
                 "docker",
                 "buildx",
                 "build",
+                # buildx keeps the result in its cache unless --load has it loaded into the engine
                 "--load",
                 "--progress=plain",
                 f"--platform={request.platform}",
@@ -154,6 +160,7 @@ class Docker(DockerLike):
                 )
             tool = ["docker", "build", "--progress=plain", f"--platform={request.platform}"]
         else:
+            # --force-rm: without it a failed RUN leaves its container.
             tool = ["docker", "build", "--force-rm"]
         return [*tool, *request.options(), *cache, str(request.context)]
 
@@ -168,11 +175,8 @@ class Podman(DockerLike):
 
     name: ClassVar[str] = "podman"
     gpu_options: ClassVar[tuple[str, ...]] = ("--device=nvidia.com/gpu=all",)
-    remove_command: ClassVar[tuple[str, ...]] = (
-        "rm",
-        "--force",
-        "--time=0",
-    )  # it would wait 10 s, Docker does not
+    # Podman would wait 10 s for the process to end, which Docker does not.
+    remove_command: ClassVar[tuple[str, ...]] = ("rm", "--force", "--time=0")
 
     @property
     def run_options(self) -> tuple[str, ...]:

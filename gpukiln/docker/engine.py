@@ -16,7 +16,9 @@ from gpukiln import programs
 from gpukiln.catalog.architectures import MACHINES
 from gpukiln.errors import UnavailableError
 
+# a daemon that starts on demand, by its socket, takes some seconds
 PROBE_TIMEOUT_S = 20.0
+# exists where a loaded driver has a GPU
 GPU_DEVICE = Path("/dev/nvidia0")
 IMAGE_LABEL = "gpukiln.image"
 VERIFY_PREFIX = "gpukiln-verify-"  # names of containers that are verified begin with it
@@ -167,6 +169,7 @@ def has_gpu() -> bool:
 def native_platform() -> str:
     """This machine's platform, for example linux/amd64."""
     machine = os.uname().machine
+    # An unknown machine is named as it is, so that the engine's error names it.
     return MACHINES[machine].platform if machine in MACHINES else machine
 
 

@@ -6,6 +6,7 @@ from gpukiln.docker.engine import Engine
 from gpukiln.errors import UnavailableError
 from gpukiln.typed import unknown
 
+# In the order of preference: Docker has BuildKit's cache, Podman no daemon, Buildah no GPUs.
 ENGINES: dict[str, type[Engine]] = {kind.name: kind for kind in (Docker, Podman, Buildah)}
 
 
@@ -22,6 +23,7 @@ def find_engine(name: str = "") -> Engine:
     if name and name not in ENGINES:
         raise unknown("engine", name, ENGINES)
     reasons = []
+    # A named engine that does not work is an error: another one would have other images.
     for kind in [ENGINES[name]] if name else ENGINES.values():
         engine = kind.find()
         if isinstance(engine, Engine):

@@ -111,6 +111,7 @@ class ContainerPlan:
     @property
     def version(self) -> str:
         """The tag that people read: CUDA, the day of the plan, its digest; 12.1-20260401-0123abcd."""
+        # The day and the digest: two builds of a day differ, and lists sort by time.
         return f"{self.cuda}-{datetime.fromisoformat(self.created_at):%Y%m%d}-{self.digest[:8]}"
 
     @property
@@ -183,6 +184,7 @@ def make_container_plan(
     components = apply_overrides(pinned, overrides)
     _check_overrides(name, image, pinned, components)
     packages = read_packages(root / "docker" / name / PACKAGE_LIST, start.distribution)
+    # One query for all packages: apt's cache is read once.
     candidates = probes.candidates([*packages, *BASE_PACKAGES]) if start.distribution == "debian" else {}
     if start.distribution == "debian" and (absent := [p for p in packages if p not in candidates]):
         raise UnavailableError(
@@ -230,6 +232,7 @@ def _check_overrides(
             continue
         if part_name not in image.components:
             raise unknown(f"component of {name}", part_name, image.components)
+        # Packages and checksums belong to one version: another version would install the old files.
         if component.version != pinned[part_name].version:
             raise UsageError(
                 f"--set {part_name}.version={component.version}: components.yaml pins the packages and"
@@ -253,6 +256,7 @@ def read_packages(path: Path, distribution: str) -> tuple[str, ...]:
     """
     packages = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        # The reason of each package is its comment.
         words = line.partition("#")[0].split()
         if not words:
             continue
@@ -291,6 +295,7 @@ def _decide(
         why = None if ways.index else f"nothing to get it from: {component.source}"
         packages = dict(ways.index or {})
         part = partial(part, kind="index", packages=packages, source="the Python index")
+    # Debian's base builds without CUDA where NVIDIA can't be reached; the other base is CUDA's.
     if why and base.cuda_from == "nvidia":
         raise UnavailableError(
             f"the source of {name} can't be used: {why}",

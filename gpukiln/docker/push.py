@@ -65,6 +65,7 @@ def tags_of(built: Built, config: str) -> tuple[str, ...]:
     """
     if not TAG.fullmatch(built.version):
         raise UsageError(f"the version {built.version!r} can't be a tag; wanted: letters, digits, . _ -")
+    # Two more tags: by the inputs, which a rebuild shares, and by the image itself.
     inputs, own = (text.removeprefix("sha256:")[:SHORT] for text in (built.digest, config))
     return tuple(dict.fromkeys((built.version, f"inputs-{inputs}", f"image-{own}")))
 
@@ -97,11 +98,13 @@ def push(
         if dry_run and missing:
             say(f"would push {built.reference} to {repository.name}: {', '.join(missing)}")
             return None
+        # A tag that exists decides the manifest: all tags must name the same one.
         digest = next((manifest.digest for manifest in there.values()), "")
         if not missing:
             say(f"nothing to push: {repository.name} has {', '.join(tags)} as {digest}")
         for tag in missing:
             pushed = skopeo.copy(digest or source, tag)
+            # A push at the same time by another machine may have taken the tag.
             if pushed.config != config or pushed.digest != (digest or pushed.digest):
                 raise UnavailableError(
                     f"{repository.name}:{tag} is not what was pushed; it is {pushed.digest}"

@@ -176,6 +176,7 @@ def find(
                 return Repository(f"{address.host or 'ECR'}/{address.path}", missing=True)
             repository = ecr.create_repository(
                 repositoryName=address.path,
+                # A tag that was deployed must not become another image.
                 imageTagMutability="IMMUTABLE",
                 imageScanningConfiguration={"scanOnPush": True},
                 **of_account,
@@ -183,9 +184,11 @@ def find(
             say(f"created {repository['repositoryUri']}: immutable tags, scan on push")
         if create and not dry_run:  # also after a run that ended between the two calls
             _ensure_lifecycle(ecr, address.path, of_account, say)
+        # IMMUTABLE_WITH_EXCLUSION is immutable for gpukiln's tags unless they are excluded.
         if not str(repository["imageTagMutability"]).startswith("IMMUTABLE"):
             say(f"warning: the tags of {address.path} are mutable: others can move them")
         whose = {"registryIds": [address.account]} if address.account else {}
+        # The token is valid for twelve hours (ECR API reference), far longer than a push.
         answer = ecr.get_authorization_token(**whose)
     return Repository(repository["repositoryUri"], answer["authorizationData"][0]["authorizationToken"])
 

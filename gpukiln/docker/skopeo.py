@@ -11,6 +11,7 @@ from gpukiln import programs
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.parsing import parse_json
 
+# skopeo's names of the engines' storages (containers-transports(5))
 TRANSPORTS = {"docker": "docker-daemon:", "podman": "containers-storage:", "buildah": "containers-storage:"}
 ABSENT = ("manifest unknown", "name unknown")
 """A registry's errors for a missing tag or repository (distribution-spec, Error Codes)."""
@@ -68,6 +69,7 @@ class Skopeo:
             raise UsageError(f"unknown engine {engine!r}; valid: {', '.join(TRANSPORTS)}")
         source = f"{TRANSPORTS[engine]}{reference}"
         daemon = [f"--daemon-host={host}"] if (host := _docker_host(source)) else []
+        # --raw: the digest is of the exact bytes, which skopeo would reformat.
         done = self._run("inspect", "--config", "--raw", *daemon, source)
         if done.returncode:
             hint = "build it again, or start the engine; the log has skopeo's output"
@@ -90,6 +92,7 @@ class Skopeo:
             if any(word in done.stderr.decode() for word in ABSENT):
                 return None
             raise self._error(f"can't read {self.repository}:{tag}", done)
+        # A list of images has no configuration of its own (image-spec, image index).
         config = parse_json(done.stdout).get("config")
         if config is None:
             raise UsageError(f"{self.repository}:{tag} names a list of images; wanted: a tag of one image")
@@ -116,6 +119,7 @@ class Skopeo:
         done = self._run("copy", *options, source, f"docker://{self.repository}:{tag}")
         if done.returncode:
             raise self._error(f"can't push {self.repository}:{tag}", done)
+        # Read back, for the digest under which the registry has it.
         if (manifest := self.remote(tag)) is None:
             raise UnavailableError(f"{self.repository}:{tag} was pushed, and the registry does not have it")
         return manifest

@@ -53,6 +53,7 @@ def _verify(build: ContainerBuild, progress: Progress) -> tuple[ContainerRecord,
         )
         if not verdict.passed:
             progress.fail()
+    # A record keeps the durations of the build; only this run's steps are added.
     took = {name: seconds for name, seconds in progress.durations.items() if name not in before}
     record = replace(
         record,

@@ -36,6 +36,7 @@ def layer_table(image: ImageInfo) -> Rows:
     rows = Rows("size", "layer", first=1, folds=True, right=("size",))
     for number, layer in enumerate(image.layers):
         if layer.size >= SMALL:
+            # The first layer is the base, whose instruction is a long ADD of its publisher.
             rows.add(Memory(layer.size).shown, " ".join(layer.created_by.split()) if number else "the base")
     small = [layer.size for layer in image.layers if layer.size < SMALL]
     rows.add(Memory(sum(small)).shown, f"{len(small)} small layers")

@@ -342,7 +342,7 @@ def _put_block(ebs: Any, snapshot_id: str, index: int, data: bytes) -> None:
 
 def _state(ec2: Any, snapshot_id: str) -> str:
     # a filter, for an id of a deleted snapshot would be an error
-    with explain_aws_errors(f"look at {snapshot_id}"):
+    with explain_aws_errors(f"read the state of {snapshot_id}"):
         named = [{"Name": "snapshot-id", "Values": [snapshot_id]}]
         snapshots = ec2.describe_snapshots(Filters=named)["Snapshots"]
     return str(snapshots[0]["State"]) if snapshots else ""

@@ -96,9 +96,8 @@ def _qemu_img(form: str, *options: str) -> Callable[[Path, Path, Progress], str]
 
 
 def _netboot(disk: Path, part: Path, progress: Progress, url: str) -> str:
-    name = part.name.removeprefix(".").removesuffix(
-        ".part"
-    )  # the folder's final name, which its files contain
+    # the folder's final name, which its files contain
+    name = part.name.removeprefix(".").removesuffix(".part")
     netboot = write_netboot(disk, part, url=url or None, name=name, say=progress.say)
     progress.show(
         Text(f"     a machine needs at least {netboot.memory_mib} MiB of memory, which holds the root")

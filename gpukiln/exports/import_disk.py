@@ -145,6 +145,7 @@ def read_disk_file(file: Path, says: ImportOptions, progress: Progress) -> DiskF
     if not file.is_file():
         raise UsageError(f"{file} is no file", hint="wanted: a raw or a qcow2 disk")
     form = identify.detect_format(file)
+    # A qcow2 has the disk's size in its header, a raw file is the disk.
     size = identify.inspect_disk(file).bytes if form == "raw" else virtual_bytes(file)
     tags = _tags(file, says)
     before = file.stat()
@@ -157,6 +158,7 @@ def read_disk_file(file: Path, says: ImportOptions, progress: Progress) -> DiskF
     tags = {
         **tags,
         IMPORT_TAG: digest,
+        # By the content: a second import is the same image.
         BUILD_ID_TAG: f"import-{digest[:12]}",
         IMAGE_TAG: NOT_VERIFIED,
         **({TRUST_TAG: TRUSTED} if says.trust else {}),
@@ -179,6 +181,7 @@ def _tags(file: Path, says: ImportOptions) -> dict[str, str]:
         CUDA_TAG: says.cuda,
     }
     tags = {**known, **{name: value for name, value in given.items() if value}}
+    # eks-gpu is the profile of gpukiln's own image; --image names another one.
     recipe = load_image(tags.setdefault(RECIPE_TAG, "eks-gpu"))
     tags.setdefault(TYPES_TAG, " ".join(recipe.instance_types))
     options = {BASE_TAG: "--base", DRIVER_TAG: "--driver", MODULES_TAG: "--modules"}
@@ -291,6 +294,7 @@ def _write_snapshot(
 def _find_image(cloud: Cloud, disk: DiskFile) -> ImportResult | None:
     """The image that was made of this disk before."""
     with explain_aws_errors("look for an image of this disk"):
+        # By name, which has the digest; EC2 finds it without reading every image.
         there = images(cloud.client("ec2"), {"name": [disk.name]}, Owners=["self"])
     if not there:
         return None

@@ -254,10 +254,12 @@ def render_map(content: Content) -> str:
 def grub_menu(kernel: Kernel, arguments: Sequence[str], name: str) -> str:
     """The medium's grub.cfg: the first entry asks on the image's console, the second on the other one."""
     serial, screen = CONSOLES
+    # The image's last console is its /dev/console; the menu's default asks there.
     last = [word for word in kernel.arguments if word.startswith("console=")][-1:]
     entries = {"serial console": (screen, serial), "screen": (serial, screen)}
     order = sorted(entries, key=lambda title: entries[title][-1].split(",")[0] not in "".join(last))
     kept = [word for word in kernel.arguments if not word.startswith("console=")]
+    # GRUB's quotes would end at a quote in the name.
     title = re.sub(r"[^\w .:+-]", "", name)
     return (
         "serial --unit=0 --speed=115200\n"

@@ -173,17 +173,18 @@ def export(
             if options.datasource or options.ssh_keys or options.size_gib:
                 with progress.step("prepare the disk"):
                     disk = _prepare_disk(options, disk, work, progress)
+            # Before the conversion, which may rename the raw disk.
             virtual, (boots, why) = disk.stat().st_size, _boot_support(disk)
             with progress.step(f"write {to}"):
                 digest, written = _write_output(options, to, disk, work, progress)
             with progress.step("checksum"), ThreadPoolExecutor(1) as pool:
-                synced = pool.submit(
-                    _sync_files, written
-                )  # the disk is slow, and hashing does not wait for it
+                # The disk is slow, so hashing does not wait for it.
+                synced = pool.submit(_sync_files, written)
                 digests = _digests(options.output, written, digest, FORMATS[to].users, progress)
                 synced.result()
         except BaseException as error:
             remove(work.part)
+            # Only a disk read from EBS with its journal can be resumed.
             if source.disk is not None or not work.journal.exists():
                 work.remove()
             else:
@@ -195,13 +196,13 @@ def export(
             raise
         known = sidecars.find_sidecars(source, build)
         about = _about_document(source, options, to, written, virtual, digests, build)
+        # The old output goes only when the new one is complete.
         if options.force:
             sidecars.remove_disk(options.output)
         files = sidecars.write(options.output, digests, about, known)
         work.remove(but=written)
-        written.replace(
-            options.output
-        )  # last: what is there is not written again, so nothing else may be left
+        # Last: an output that exists is not written again, so everything else must be done before.
+        written.replace(options.output)
         _sync(options.output.parent)
     return ExportResult(
         image_id=image_id,
@@ -228,6 +229,7 @@ def _check_request(
     if options.url and not FORMATS[to].has_url:
         fetched = " and ".join(name for name, form in FORMATS.items() if form.has_url)
         raise UsageError(f"--url has no effect for {to}", hint=f"leave it out; it is for {fetched}")
+    # The address is written into boot files, which every machine can read.
     refuse_credentials(options.url, "--url", where="the boot files")
     check_options(options.datasource, options.ssh_keys)
     if not output.parent.is_dir():
@@ -326,6 +328,7 @@ def _write_output(
     form = FORMATS[to]
     if form.is_disk and disk == work.disk:
         return "", disk
+    # Holes are kept, so only the data of the disk needs space.
     if not form.smaller:
         programs.require_space(work.part.parent, sparse.data_bytes(disk))
     address = {"url": options.url} if form.has_url else {}

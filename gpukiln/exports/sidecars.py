@@ -65,7 +65,7 @@ def _why_missing(source: Source, build: Build | None, name: str) -> str:
         return f"this machine has no build {known}: export it on the one that built it"
     file, attest = build.folder / name, f"`invoke ami.attest {build.id}`"
     if not file.exists():
-        return "nobody signed it" if name == ENVELOPE else f"build {build.id} has none: {attest} writes it"
+        return "it was not signed" if name == ENVELOPE else f"build {build.id} has none: {attest} writes it"
     tag = _TAGGED.get(name)
     if tag and source.tags.get(tag) != hashlib.sha256(file.read_bytes()).hexdigest():
         return f"{file} is not what the image's tag {tag} names: {attest} writes both again"

@@ -100,6 +100,7 @@ def bake(
     with progress.step("base image"):
         if stage is None:
             cloud.prepare(plan.base.id, progress.say)
+    # A stage has its modules: nothing is compiled after it.
     cache = None if stage else module_cache(plan, build, saved)
     with progress.step("bake"):
         if stage:
@@ -116,6 +117,7 @@ def bake(
             **ansible_variables(plan, build, cache, saved.signing),
             **stage_variables(keeper, stage),
         }
+        # A file, for the command line of a process is visible to every user.
         extra_vars.write_text(json.dumps(variables, indent=2))
         events = build.folder / "events.jsonl"
         show = lambda text: progress.show(Text(text))  # noqa: E731 - one line of one call
@@ -127,6 +129,7 @@ def bake(
                 build_id=build.id,
                 instance_type=plan.builder_instance_type,
                 user=plan.base.ssh_user,
+                # the disk of the builder becomes the image's, so it has the image's size and encryption
                 root_volume=root_volume(plan),
                 say=progress.say,
             )
@@ -136,6 +139,7 @@ def bake(
                     packer_variables(target, extra_vars),
                     environment={
                         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+                        # ansible/plugins/callback/gpukiln_events.py writes one JSON object a line into it.
                         "GPUKILN_EVENTS": str(events),
                         "ANSIBLE_CALLBACKS_ENABLED": "gpukiln_events",
                     },
@@ -145,6 +149,7 @@ def bake(
                     doing=progress.show_activity,
                     on_task=keeper.on_task if keeper else None,
                 ).build()
+            # The role image_record fetches it from the machine at the end of the play.
             installed = parse_json((build.folder / "image.json").read_text())
             baked = Bake(
                 image_id=capture(cloud, plan, build, target.name, installed["kernel"], progress.say),
@@ -171,6 +176,7 @@ def module_cache(plan: ImagePlan, build: Build, saved: BakeResources) -> ModuleC
         The cache; None where there is none, or nothing to compile.
     """
     driver = plan.component("nvidia_driver")
+    # A preinstalled driver has its modules, and without a version no key can match.
     if saved.modules is None or driver.status != "install" or not driver.version:
         return None
     certificate = saved.signing.certificate if saved.signing else None
@@ -209,6 +215,7 @@ def root_volume(plan: ImagePlan) -> dict[str, Any]:
         "Iops": 3000,  # gp3's baseline, without a charge; throughput above 125 MiB/s is charged
         "Throughput": 250,
         "Encrypted": plan.encrypted,
+        # also in the image: nodes that end leave no volume behind
         "DeleteOnTermination": True,
     }
     return {"DeviceName": plan.base.root_device, "Ebs": ebs}
@@ -276,6 +283,7 @@ def finish(cloud: Cloud, image_id: str) -> None:
 
 def image_name(plan: ImagePlan, build: Build) -> str:
     """Name of the AMI: unique, and sorted by time."""
+    # AMI names are unique in a region: the build's id makes it so, and sorts by time.
     driver = plan.component("nvidia_driver").version
     return f"gpukiln-{plan.image}-{driver}-{build.id}"
 
@@ -283,6 +291,7 @@ def image_name(plan: ImagePlan, build: Build) -> str:
 def image_tags(plan: ImagePlan, build: Build) -> dict[str, str]:
     """Tags by which an image is found and described; a verdict adds those of pipeline/verdict_tags.py."""
     decided = {decision.name: decision for decision in plan.components}
+    # Tags are read where no record is: by other machines, and by people in AWS's console.
     toolkit = decided.get("nvidia_container_toolkit")
     desktop = decided.get("kasmvnc")
     return {
@@ -299,6 +308,7 @@ def image_tags(plan: ImagePlan, build: Build) -> dict[str, str]:
 def _tag_of(decision: Decision | None) -> str:
     if decision is None:
         return "none"
+    # A component that is left out, or was in the base, has its status instead of a version.
     return decision.version or "" if decision.status == "install" else decision.status
 
 
@@ -345,6 +355,7 @@ def ansible_variables(
             else {}
         ),
         "gpukiln_image": {
+            # of /etc/gpukiln/image.json, which readers on nodes check
             "schema": 1,
             "image": plan.image,
             "digest": plan.digest,

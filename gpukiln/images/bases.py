@@ -68,6 +68,7 @@ def resolve_base(name: str, base: Base, cloud: Cloud, *, kubernetes: str, archit
             return _resolved(name, base, images[0], how)
         images = calls.images(ec2, {"name": [pattern], "state": ["available"]}, Owners=list(owners))
         if images:
+            # CreationDate is ISO 8601, whose order is that of time.
             newest = max(images, key=lambda image: str(image.get("CreationDate", "")))
             return _resolved(name, base, newest, f"newest image of {', '.join(owners)} named {pattern}")
         nearest = _published(cloud, base, kubernetes, architecture)
@@ -85,6 +86,7 @@ def _resolved(name: str, base: Base, image: dict[str, Any], how: str) -> Resolve
         id=image["ImageId"],
         resolved_by=how,
         ssh_user=base.ssh_user,
+        # The image's own name of the device: a mapping under another name would add a second disk.
         root_device=image.get("RootDeviceName") or base.root_device,
         os_family=base.os_family,
         distribution=base.distribution,
@@ -97,6 +99,7 @@ def _parameter(cloud: Cloud, name: str) -> str | None:
     ssm = cloud.client("ssm")
     try:
         return str(ssm.get_parameter(Name=name)["Parameter"]["Value"])
+    # Bases without a parameter, and clouds without it, are found by name.
     except ssm.exceptions.ParameterNotFound:
         return None
 
@@ -105,6 +108,7 @@ def _published(cloud: Cloud, base: Base, kubernetes: str, architecture: str) -> 
     """What is published next to a missing parameter: Kubernetes versions, or parameter names."""
     ssm = cloud.client("ssm")
     if base.has_kubernetes:
+        # Other Kubernetes versions of the same base, for the hint.
         names = {
             base.parameter(kubernetes=version, architecture=architecture): version
             for version in catalog_kubernetes.versions()
@@ -125,5 +129,6 @@ def _hint(base: Base, nearest: list[str], kubernetes: str) -> str:
     if not base.has_kubernetes:
         return f"published there: {', '.join(nearest)}"
     asked = version_key(kubernetes) if re.fullmatch(r"\d+\.\d+", kubernetes) else (0, 0)
+    # By minor version: EKS supports neighbours, and a major version 2 does not exist.
     closest = min(nearest, key=lambda version: abs(version_key(version)[1] - asked[1]))
     return f"published for Kubernetes {', '.join(nearest)}: --set kubernetes.version={closest}"

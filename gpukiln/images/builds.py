@@ -12,6 +12,7 @@ from gpukiln.images.plan import ImagePlan
 from gpukiln.records import SCHEMA, RecordFolder, RecordFolders
 from gpukiln.verify.verdict import Verdict
 
+# baked: the image exists and is not verified; aborted: the process was killed
 STATES = ("running", "baked", "verified", "failed", "aborted")
 
 
@@ -69,6 +70,7 @@ class Record:
         cost: Its cost so far; None where it costs nothing.
     """
 
+    # First in the document, though it has a default: readers look at it before the rest.
     schema: int = field(default=SCHEMA, kw_only=True)
     build_id: str
     state: str
@@ -102,6 +104,7 @@ class Record:
 
         One on simulated GPUs only where there is no other.
         """
+        # A failure is shown before a later success on another type: the image is not fit for both.
         newest = list(self.newest_verdicts.values()) or list(self.verdicts[-1:])
         return next(
             (verdict for verdict in reversed(newest) if not verdict.passed), newest[-1] if newest else None
@@ -146,10 +149,12 @@ class Builds(RecordFolders[Build]):
             UsageError: There is no such build, or its record is damaged.
         """
         for build in self.folders():
+            # `folders` is sorted by id, which begins with the time: the first one is the last build.
             if name in ("last", build.id):
                 build.read()  # a damaged `last` is an error: the build before it is another image
                 return build
         builds = self.all()
+        # Only now are all records read, which takes a while with many builds.
         if re.fullmatch(r"ami-[0-9a-f]+", name):
             for build in builds:
                 if (bake := build.read().bake) and bake.image_id == name:
@@ -174,6 +179,7 @@ class Builds(RecordFolders[Build]):
         durations_s: dict[str, float] = {}
         for build in self.all():
             record = build.read()
+            # Another cloud has other machines, whose times say nothing.
             same = (record.plan.image, record.plan.cloud) == (plan.image, plan.cloud)
             if not same or record.bake is None or record.state not in ("verified", "baked"):
                 continue

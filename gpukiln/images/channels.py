@@ -13,6 +13,7 @@ from gpukiln.images.keys import KMS, OidcIdentity, kms_key
 from gpukiln.typed import load, strict, unknown
 from gpukiln.verify.checks import LAYERS
 
+# in `gpus` of a channel: the GPUs of the image's own instance types
 DECLARED = "declared"
 EXAMPLE_KEY = "ami/keys/release.pub"
 
@@ -49,6 +50,7 @@ def load_channels(root: Path = ROOT) -> dict[str, Channel]:
     )
     for name, channel in channels.items():
         for layer in channel.layers:
+            # Typos are errors here: a channel that requires an unknown layer would require nothing.
             if layer not in LAYERS:
                 raise unknown(f"layer of channel {name}", layer, LAYERS)
         for word in channel.gpus:
@@ -56,6 +58,7 @@ def load_channels(root: Path = ROOT) -> dict[str, Channel]:
                 raise unknown(f"GPU of channel {name}", word, [DECLARED, *gpus(), *architectures()])
         for region in channel.regions:
             check_region(region)
+        # keep 0 would allow prune to remove the release that a rollback needs.
         if channel.keep < 1 or channel.deprecate_after_days < 0:
             raise UsageError(f"{where}: {name}: keep is at least 1, deprecate_after_days at least 0")
         _check_trust(f"{where}: {name}", channel, root)
@@ -72,6 +75,7 @@ def _check_trust(where: str, channel: Channel, root: Path) -> None:
             f"`openssl pkey -in sign.pem -pubout -out {EXAMPLE_KEY}`",
         )
     for entry in channel.trust:
+        # The issuer must be https: its keys are fetched from there.
         if isinstance(entry, OidcIdentity):
             if not entry.identity or not entry.issuer.startswith("https://"):
                 raise UsageError(

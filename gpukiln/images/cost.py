@@ -59,6 +59,7 @@ class Cost:
     def usd(self) -> float | None:
         """The cost of all machines, or None where one has no price."""
         parts = [machine.usd for machine in self.machines]
+        # A partial sum would look like the whole cost.
         return round(sum(part or 0 for part in parts), 4) if None not in parts else None
 
 
@@ -73,9 +74,11 @@ def estimate(plan: ImagePlan, durations_s: Mapping[str, float]) -> Cost | None:
     """
     if plan.cloud != "aws":
         return None
+    # One build's times, or the assumed ones: a mix of both would be neither.
     known = "bake" in durations_s
     seconds = {purpose: _seconds(durations_s, purpose) if known else ASSUMED_S[purpose] for purpose in STEPS}
     basis = "as long as the last build here" if known else "assumed: nothing was built here yet"
+    # The first type is the one that a verification tries first.
     types = {"bake": plan.builder_instance_type, "verify": plan.instance_types[0]}
     machines = tuple(_machine(plan, purpose, types[purpose], seconds[purpose]) for purpose in STEPS)
     return _cost(plan, basis, machines)
@@ -100,6 +103,7 @@ def measured_cost(
     if plan.cloud != "aws":
         return None
     machines = before.machines if before else ()
+    # A verification alone adds no bake: that was counted with its build.
     if "bake" in durations_s:
         machines += (_machine(plan, "bake", plan.builder_instance_type, _seconds(durations_s, "bake")),)
     if machine:
@@ -149,12 +153,14 @@ def _seconds(durations_s: Mapping[str, float], purpose: str) -> float:
 
 def _machine(plan: ImagePlan, purpose: str, name: str, seconds: float, *, spot: bool = False) -> MachineCost:
     price = machine_price(name, plan.region)
+    # EC2 bills Linux instances by the second; prices are by the hour.
     usd = round(float(price.usd) * seconds / 3600, 4) if price else None
     return MachineCost(purpose, name, spot, seconds, usd, _as_of(price, name, plan.region))
 
 
 def _cost(plan: ImagePlan, basis: str, machines: tuple[MachineCost, ...]) -> Cost:
     price = snapshot_price(plan.region)
+    # At most: EBS charges for written blocks, the volume's size is the upper bound.
     month = round(float(price.usd) * plan.volume_size_gib, 4) if price else None
     as_of = _as_of(price, "snapshots", plan.region)
     return Cost(basis, machines, plan.volume_size_gib, month, as_of)

@@ -21,6 +21,7 @@ from gpukiln.sources.decisions import Decision
 
 TEXT_FIELDS = {"source", "reason", "review"}  # fields of a component that people read; they change no image
 PROGRAM = f"program {zipapp.PROGRAM}"  # which the role gpu_tools makes of this checkout
+# Words for `explain_change`; other inputs are named as they are.
 INPUT_TITLES = {
     "component": "available version of {}",
     "tool": "version of {}",
@@ -70,17 +71,21 @@ def image_inputs(
         "image": image.name,
         "architecture": image.architecture,
         "volume size": f"{image.volume_size_gib} GiB",
+        # Only where it is off, so that digests of before this option stay the same.
         **({} if image.encrypted else {"volume encryption": "off"}),
         "base": f"{base.name} {base.id}",
     }
     plain = to_plain_data(components)
     for decision in decisions:
+        # The package's version if known: a rebuild of the same release is another image.
         version = decision.package_version or decision.version or "any version"
         inputs[f"component {decision.name}"] = f"{decision.status} {version}"
         if decision.status == "install":
+            # How a component is installed counts as well as its version: repository, key, options.
             recipe = {k: v for k, v in plain[decision.name].items() if k not in TEXT_FIELDS}
             inputs[f"recipe {decision.name}"] = canonical(recipe)
     inputs |= {f"tool {name}": version for name, version in tools.items()}
+    # The packed program, not its sources: what a node gets is compared.
     inputs[PROGRAM] = zipapp.digest()
     inputs |= {f"file {name}": hash_file(path) for name, path in _files(root, image.name)}
     return inputs
@@ -92,6 +97,7 @@ def _files(root: Path, image: str) -> Iterator[tuple[str, Path]]:
     tops = {top: root / top for top in ("ansible", "roles", "scripts/bootstrap", "scripts/hooks")}
     for top, place in {f"ami/{image}": recipes.images(root)[image], **tops}.items():
         for folder, folders, names in os.walk(place):
+            # In place, as os.walk wants it, so that ignored folders are not entered.
             folders[:] = sorted(name for name in folders if name not in IGNORED_FOLDERS and name[0] != ".")
             for name in sorted(names):
                 path = Path(folder, name)
@@ -118,9 +124,11 @@ def hash_file(path: Path) -> str:
 
 def _meaning(content: bytes, *, drop: str | None) -> bytes:
     try:
+        # Limits of depth and size first: libyaml's composer recurses.
         check_yaml(content)
         documents = list(yaml.load_all(content, Loader=_AnyTag))
         if drop and documents and isinstance(documents[0], dict):
+            # Galaxy's description of a role is read by people only.
             documents[0].pop(drop, None)
         return canonical(documents).encode()
     except (yaml.YAMLError, TypeError, ValueError):

@@ -36,6 +36,7 @@ def check_types(
             own += compat.check_driver_gpu(driver, modules, name)
             own += compat.check_cuda_gpu(cuda, name) if cuda else ()
         findings += [replace(finding, object=name) for finding in own]
+    # Once for all types: the base has a fabric manager or not.
     return [*findings, *compat.check_fabric_manager(base, find_base(base), types)]
 
 
@@ -57,5 +58,8 @@ def refuse(findings: Sequence[Finding]) -> None:
         for finding in errors
     )
     raise IncompatibleError(
-        errors[0].message + more, hint=errors[0].remedy, details=details[: 20 if more else 0]
+        # The first error in the order of the rules is the message, the others are its details.
+        errors[0].message + more,
+        hint=errors[0].remedy,
+        details=details[: 20 if more else 0],
     )

@@ -10,6 +10,7 @@ from gpukiln.errors import UsageError
 from gpukiln.typed import strict
 
 KMS, SIGSTORE = "awskms:", "sigstore:"  # the schemes of securesystemslib's AWSSigner and SigstoreSigner
+# AWS KMS developer guide, "Key ARN" and "Alias ARN"; partitions are aws, aws-cn, aws-us-gov
 _KMS_ARN = re.compile(r"arn:aws[a-z-]*:kms:(?P<region>[a-z0-9-]+):\d{12}:(?P<kind>key|alias)/[A-Za-z0-9/_-]+")
 # AWS KMS developer guide, "Key identifiers": the id of a key, of a multi-Region key, the name of an alias
 _KMS_NAME = re.compile(r"alias/[A-Za-z0-9/_-]+|mrk-[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -70,6 +71,7 @@ def kms_key(reference: str) -> KmsKey | None:
     Raises:
         UsageError: It begins with `awskms:`, and the rest names no key.
     """
+    # Without the scheme it is a path, whatever it looks like.
     if not reference.startswith(KMS):
         return None
     name = reference.removeprefix(KMS)

@@ -12,6 +12,7 @@ S3 = "s3://"
 NONE = "none"
 
 
+# Both stores are used with untrusted content: `modules.find_entry_fault` checks each entry.
 class ModuleStore(Protocol):
     """Files by name; a name is FOLDER/FILE."""
 
@@ -44,6 +45,7 @@ class FolderStore:
 
     def get(self, name: str, file: Path) -> None:
         """Copy a file from the store."""
+        # An error of a full disk then names the file.
         with name_full_disk_error(file):
             shutil.copyfile(self._folder / name, file)
 
@@ -70,6 +72,7 @@ class S3Store:
     def names(self, folder: str) -> list[str]:
         """The names in a folder."""
         with explain_aws_errors(f"list the modules in {S3}{self._bucket}"):
+            # A page has at most 1,000 keys, and a version of the driver has two objects a kernel.
             pages = self._s3.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=f"{self._prefix}{folder}/"
             )
@@ -100,6 +103,7 @@ def open_store(where: str, home: Path, cloud: Cloud) -> ModuleStore | None:
     if where == NONE:
         return None
     if not where.startswith(S3):
+        # absolute: a relative path would depend on the working directory
         return FolderStore(Path(where).expanduser().absolute() if where else home / "modules")
     bucket, _, prefix = where.removeprefix(S3).partition("/")
     if not bucket:

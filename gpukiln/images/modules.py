@@ -142,6 +142,7 @@ def find_entry_fault(archive: Path, key: str, sha256: str, certificate: Path | N
         Why the entry is refused; empty when it can be used.
     """
     with archive.open("rb") as file:
+        # The checksum finds damage in transit; who may write to the store could change both.
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != sha256:
         return f"its checksum is {digest[:12]}..., wanted {sha256[:12]}..."
@@ -153,12 +154,14 @@ def find_entry_fault(archive: Path, key: str, sha256: str, certificate: Path | N
                 # root of the baked machine unpacks it: a link, a device or `..` could write anywhere
                 if not (member.isfile() or member.isdir()) or path.is_absolute() or ".." in path.parts:
                     return f"its member {member.name} is no plain file below the archive's root"
+                # .ko, .ko.xz or .ko.gz, as the kernel's configuration compresses modules
                 if ".ko" in path.suffixes and (content := tar.extractfile(member)):
                     modules += 1
                     if why := _module_fault(content.read(), path, parts, certificate):
                         return f"{path.name}: {why}"
     except (tarfile.TarError, OSError, EOFError, lzma.LZMAError, KeyError) as error:
         return f"it can't be read: {error!r}"
+    # An archive without modules would count as compiled, and the node would have no driver.
     return "" if modules else "it has no module"
 
 
@@ -174,6 +177,7 @@ def _module_fault(content: bytes, path: PurePosixPath, key: dict[str, str], cert
     if magic != kernel:
         return f"its vermagic names the kernel {magic or '(none)'}, wanted {kernel}"
     version = _modinfo_field(content, b"version")
+    # Not every module of the package has a version; the kernel's release was checked before.
     if version and version != key["version"]:
         return f"its version is {version}, wanted {key['version']}"
     if key["signer"] == "none":
@@ -244,6 +248,7 @@ class ModuleCache:
         """
         self.folder.mkdir()
         entries = []
+        # Only descriptions are read here: archives are large.
         for name in self._store.names(self._version):
             if name.endswith(DESCRIPTION):
                 file = self.folder / Path(name).name
@@ -256,11 +261,13 @@ class ModuleCache:
                 except (ValueError, KeyError, TypeError) as error:
                     self._refuse(file.stem, f"its description can't be read: {error!r}", say)
                 file.unlink()
+        # The newest first: they are the most likely to be of the base's kernel.
         for _, entry, key, sha256 in sorted(entries, reverse=True)[:OFFERED]:
             archive = self.folder / f"{entry}{ARCHIVE}"
             try:
                 self._store.get(f"{self._version}/{archive.name}", archive)
                 why = find_entry_fault(archive, key, sha256, self._certificate)
+                # The machine trusts the name, so the name must belong to the key.
                 if hashlib.sha256(key.encode()).hexdigest() != entry:
                     why = "its name is not its key's checksum"
             except (GpukilnError, OSError) as error:
@@ -285,6 +292,7 @@ class ModuleCache:
             The origin of the modules, one a kernel.
         """
         uses = []
+        # The role leaves a key file for each kernel, with an archive next to it where it compiled.
         for file in sorted(self.folder.glob(f"*{KEY}")):
             key = file.read_text()
             parts = read_key(key)

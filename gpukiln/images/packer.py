@@ -64,6 +64,7 @@ def prepare_template(source: Path, folder: Path) -> None:
             shutil.copy(file, folder)
     if tuple(map(int, packer_version().split(".")[:2])) < PLUGINS_SINCE:
         return
+    # Packer before 1.7 refuses the block required_plugins.
     for file in (source / "plugins").glob("*.pkr.hcl"):
         with name_full_disk_error(folder):
             shutil.copy(file, folder)
@@ -126,12 +127,14 @@ class Packer:
         self._folder, self._log, self._events = folder, log, events
         self._say, self._doing, self._on_task = say, doing, on_task
         self._variables = folder / "variables.pkrvars.json"
+        # A file: other users can read the command line of a process.
         self._variables.write_text(json.dumps(variables, indent=2))
         self._environment = environment
         self._errors: list[str] = []
         self._log_error: OSError | None = None
 
     def _whole_environment(self) -> dict[str, str]:
+        # CHECKPOINT_DISABLE: Packer otherwise asks HashiCorp for newer versions at each start.
         whole = {**os.environ, "CHECKPOINT_DISABLE": "1", "PATH": _path(), **self._environment}
         return {name: value for name, value in whole.items() if value or name not in self._environment}
 
@@ -145,8 +148,10 @@ class Packer:
         """
         self._events.touch()
         following = threading.Event()
+        # A thread: Packer's output and Ansible's events come at the same time.
         follower = threading.Thread(target=self._follow_events, args=(following,), daemon=True)
         follower.start()
+        # Private: Ansible's output may contain what a failed task was given.
         log = open_private(self._log, "a")
         try:
             code = programs.stream(
@@ -165,6 +170,7 @@ class Packer:
                 log.close()
             following.set()
             follower.join()
+        # A full disk explains the failure better than the error that followed from it.
         if code and self._log_error:
             raise self._log_error
         if code:
@@ -175,6 +181,7 @@ class Packer:
 
         def read(line: str) -> None:
             kind, text = _parse(line)
+            # Before it is written anywhere: tokens in URLs appear in apt's errors.
             text = redacted(text)
             try:
                 log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
@@ -208,6 +215,7 @@ class Packer:
 
     def _failure(self, code: int) -> GpukilnError:
         hint = f"full log: {self._log}"
+        # Packer only says that ansible-playbook failed; the event has the task and its message.
         for event in _read_events(self._events):
             if event["event"] == "task_end" and event["status"] in ("failed", "unreachable"):
                 lines = str(event.get("msg", "")).strip().splitlines()
@@ -235,6 +243,7 @@ def _parse(line: str) -> tuple[str, str]:
     """
     # Commas and newlines in data are escaped (Packer documentation, "Machine-Readable Output").
     parts = line.rstrip("\n").split(",")
+    # Warnings of plugins are plain text between the records.
     if len(parts) < 4 or not parts[0].isdigit():
         return "text", line.rstrip("\n")
     kind, data = parts[2], parts[3:]

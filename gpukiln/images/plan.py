@@ -135,6 +135,7 @@ def make_plan(
     definition = load_image(image, root)
     _check_choice(f"ami/{image}/image.yaml: profile", [definition.profile], PROFILES)
     _check_choice(f"ami/{image}/image.yaml: required layer", definition.required_layers, LAYERS)
+    # The order stays: the first type is the one that is verified first.
     types = tuple(dict.fromkeys(instance_types or definition.instance_types))
     base_name = base or cloud.default_base
     base_facts = find_base(base_name)
@@ -167,6 +168,7 @@ def make_plan(
     if base_facts.has_kubernetes:
         findings += compat.check_kubernetes(kubernetes, today=moment.date())
         findings += check_published(base_name, base_facts, kubernetes)
+    # Names bases on which the wanted branch would work, where this one has it not.
     findings = suggest_bases(findings, driver, base_facts)
     refuse(findings)
 
@@ -181,6 +183,7 @@ def make_plan(
         strict=cloud.strict_sources,
         probes=probes,
     )
+    # From here on the driver has the version that the source really has.
     components = with_resolved_driver(components, decisions)
     inputs = image_inputs(root, definition, resolved, decisions, components, tools or {})
     gpus, switched = gpus_of(types)  # variables of the role nvidia_driver
@@ -234,6 +237,7 @@ def chosen_components(
     """
     components = components_on_base(apply_overrides(load_components(path), overrides), system, overrides)
     driver = components.get("nvidia_driver")
+    # Open or proprietary modules depend on the GPUs, which only the plan knows.
     if driver and driver.modules == "auto":
         modules = compat.choose_modules(driver.version or "", instance_types)
         components["nvidia_driver"] = replace(driver, modules=modules)
@@ -295,6 +299,7 @@ def git_commit(root: Path) -> str | None:
     def git(*arguments: str) -> str | None:
         try:
             done = programs.run(["git", "-C", str(root), *arguments], limit_s=programs.QUICK_S)
+        # Without git, or with a git that hangs, the plan has no commit.
         except (OSError, UnavailableError):
             return None
         return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else None
@@ -302,4 +307,5 @@ def git_commit(root: Path) -> str | None:
     if not recipes.is_checkout():
         return None
     commit = git("rev-parse", "--verify", "-q", "HEAD")
+    # Untracked files count too: a new role's files are untracked at first.
     return f"{commit}-dirty" if commit and git("status", "--porcelain") else commit

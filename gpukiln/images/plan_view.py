@@ -30,6 +30,7 @@ def plan_table(plan: ImagePlan) -> RenderableType:
 def _head(plan: ImagePlan) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
+    # Ids are wrapped, never cut: people copy them.
     table.add_column(overflow="fold")
     base = plan.base
     rows = {
@@ -52,6 +53,7 @@ def _components(plan: ImagePlan) -> Rows:
     for decision in plan.components:
         words = decision.status.replace("_", " ")
         status = Text(words, style=STYLES[decision.status])
+        # The source of what is installed may contain a mirror's credentials.
         why = decision.source if decision.status == "install" else decision.reason
         rows.add(decision.name, _version(decision), status, strip_credentials(why))
     return rows
@@ -59,5 +61,6 @@ def _components(plan: ImagePlan) -> Rows:
 
 def _version(decision: Decision) -> str:
     if decision.status == "left_out":
+        # A left out component's version in brackets: it is not in the image.
         return f"({decision.version})" if decision.version else "-"
     return decision.package_version or decision.version or "at build time"

@@ -22,6 +22,7 @@ from gpukiln.parsing import parse_json
 from gpukiln.units import Duration
 
 ROOT = "/gpukiln"
+# Other parameters below /gpukiln belong to statements and releases.
 _PATH = re.compile(rf"{ROOT}/(?P<image>[^/]+)/(?P<kubernetes>[^/]+)/(?P<channel>[^/]+)/image_id")
 # Seconds that SSM gets to show an image id. PutParameter answers 200 before it has looked the image up, and
 # no document states how long that takes (Systems Manager API reference, PutParameter, DataType): a late value
@@ -89,9 +90,11 @@ class PointerVersion:
     @property
     def description(self) -> str:
         """The document that is kept with the value."""
+        # Not the image id, which is the value, nor time and number, which SSM has itself.
         kept = {
             name: value for name, value in asdict(self).items() if name not in ("image_id", "at", "number")
         }
+        # Without spaces: SSM's limit of 1,024 characters is for the description of many regions.
         return json.dumps(kept, separators=(",", ":"))
 
 
@@ -139,11 +142,13 @@ def releases(versions: list[PointerVersion]) -> list[PointerVersion]:
     """
     stack: list[PointerVersion] = []
     for version in versions:
+        # Its image must be in the stack: what came after it is no longer a release.
         if version.action == "rollback":
             same = [place for place, old in enumerate(stack) if old.image_id == version.image_id]
             stack = stack[: same[-1]] if same else stack
         if not stack or stack[-1].image_id != version.image_id:
             stack.append(version)
+        # The same image with a build replaces the entry that was written by hand.
         elif not stack[-1].build:
             stack[-1] = version
     return stack
@@ -180,6 +185,7 @@ def write(
         Description=version.description,
         Overwrite=True,
     )
+    # monotonic: a change of the clock must not end or prolong the wait
     deadline, wait_s = time.monotonic() + SETTLE_S, 1.0
     while (shown := _value(ssm, pointer)) != version.image_id:
         if time.monotonic() > deadline:
@@ -214,5 +220,6 @@ def current_user() -> str:
     """The name of the user who runs this."""
     try:
         return getpass.getuser()
+    # A container's user often has no entry in /etc/passwd.
     except (KeyError, OSError):
         return "unknown"

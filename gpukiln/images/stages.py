@@ -78,6 +78,7 @@ def stage_keys(inputs: Mapping[str, str]) -> dict[str, str]:
     owned: dict[str, dict[str, str]] = {stage: {} for stage in STAGES}
     for name, value in inputs.items():
         what = _owner(name)
+        # They run after the last stage, so their inputs invalidate none.
         if what in UNSTAGED:
             continue
         stage = next((stage for stage, owners in STAGES.items() if what in owners), first)
@@ -85,6 +86,7 @@ def stage_keys(inputs: Mapping[str, str]) -> dict[str, str]:
     keys: dict[str, str] = {}
     before = ""
     for stage, own in owned.items():
+        # Each key includes the one before, so an early change invalidates all later stages.
         before = hashlib.sha256(canonical([before, stage, own]).encode()).hexdigest()
         keys[stage] = before
     return keys
@@ -131,6 +133,7 @@ class Stages:
         image_by_key: dict[str, dict[str, Any]] = {}
         for image in self._list({"state": ["available"], f"tag:{STAGE_KEY_TAG}": list(self.keys.values())}):
             image_by_key[tags_of(image)[STAGE_KEY_TAG]] = image
+        # The latest stage skips the most roles.
         for stage, key in reversed(self.keys.items()):
             if key in image_by_key:
                 image = image_by_key[key]
@@ -145,8 +148,10 @@ class Stages:
         """
         seen: Counter[str] = Counter()
         for image in reversed(self._list({})):
+            # A pending stage counts: it becomes available.
             usable = image["State"] != "failed"
             tags = tags_of(image)
+            # Stages of before the tag was renamed still exist and cost money.
             stage = tags.get(BAKED_STAGE_TAG) or tags[OLD_BAKED_STAGE_TAG]
             seen[stage] += usable
             if seen[stage] > KEPT or not usable:
@@ -221,6 +226,7 @@ class StageKeeper:
         Args:
             task: The name of the task that starts.
         """
+        # Other tasks, and stages of a newer ansible/stage.yml, are ignored.
         stage = task.removeprefix(waiting_task())
         if stage == task or stage not in self._stages.keys:
             return
@@ -240,6 +246,7 @@ class StageKeeper:
         tagged = {f"tag:{name}": [value] for name, value in self._instance.items()}
         instances = calls.instances(ec2, {**tagged, "instance-state-name": ["running"]})
         machines = [machine["InstanceId"] for machine in instances]
+        # More than one machine with the build's tags would make it unclear what is kept.
         if len(machines) != 1:
             raise UnavailableError(f"can't keep the stage {stage}: found {len(machines)} machines, wanted 1")
         tags = {

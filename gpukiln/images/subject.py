@@ -101,6 +101,7 @@ def subject_from_tags(image_id: str, tags: Mapping[str, str]) -> Subject:
             f"{image_id} has no tag {' or '.join(missing)}, so its content is unknown here",
             hint="run the command on the machine that built it, or build it again",
         )
+    # The tag has the base's name and id; only the name is a key of bases.yaml.
     definition, base = load_image(tags[RECIPE_TAG]), tags[BASE_TAG].partition(" ")[0]
     return Subject(
         image_id=image_id,
@@ -110,6 +111,7 @@ def subject_from_tags(image_id: str, tags: Mapping[str, str]) -> Subject:
         instance_types=tuple(tags[TYPES_TAG].split()),
         base=base,
         ssh_user=find_base(base).ssh_user,
+        # of the checkout: a recipe never changes its architecture
         architecture=definition.architecture,
         driver=tags[DRIVER_TAG],
         modules=tags[MODULES_TAG],

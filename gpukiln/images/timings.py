@@ -52,11 +52,13 @@ def timings_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
     Args:
         rows: What `timings` returned.
     """
+    # Builds are numbered, for a build's id is too wide for the head of a column.
     builds = Rows("", "build", "state", "modules", first=3)
     numbers = [str(number) for number in range(1, len(rows) + 1)]
     for number, row in zip(numbers, rows, strict=True):
         builds.add(number, row["build_id"], row["state"], row["modules"])
     steps = Rows("step", *numbers, "1 / 2", first=1, right=(*numbers, "1 / 2"))
+    # Steps of all builds in the order of the newest: a build from a stage has fewer.
     for step in dict.fromkeys(step for row in rows for step in row["durations_s"]):
         steps.add(step, *_cells([row["durations_s"].get(step) for row in rows]))
     steps.add("all", *_cells([row["total_s"] for row in rows]), style="bold")

@@ -58,6 +58,7 @@ def find_compared_image(builds: Builds, name: str) -> ComparedImage:
     """
     path = Path(name)
     if name and path.is_dir():
+        # a folder that a user names, such as an unpacked archive of another machine's build
         path = path / "record.json"
     elif not path.is_file():
         path = builds.find(name).record_file
@@ -77,12 +78,14 @@ def read_compared_image(path: Path) -> ComparedImage:
         UsageError: A file is damaged, or the build has no image.
     """
     record = Build.read_file(path)
+    # The first boot of the newest verification: an older one may have been on another type.
     newest = Build(path.parent).report_folder(len(record.verdicts))
     return ComparedImage(record, baked_image(record), read_image_contents(path.parent), _boot_s(newest))
 
 
 def _boot_s(report: Path) -> float | None:
     path = report / "facts.json"
+    # A build that was not verified has no report.
     if not path.exists():
         return None
     try:

@@ -97,6 +97,7 @@ def compare(old: ComparedImage, new: ComparedImage, osv: Iterable[OsvEntry] | No
     """
     records = None if osv is None else list(osv)
     before, after = known_vulnerabilities(old, records), known_vulnerabilities(new, records)
+    # By name and package: the fixed version may differ between two releases of the data.
     keys = {row.key for row in before.vulnerabilities}, {row.key for row in after.vulnerabilities}
     family = _family(old, new)
     durations = old.record.durations_s, new.record.durations_s
@@ -127,6 +128,7 @@ def _family(old: ComparedImage, new: ComparedImage) -> str | None:
 def _changes(old: Mapping[str, str], new: Mapping[str, str], family: str | None) -> Iterator[ValueChange]:
     for name in sorted(old.keys() | new.keys()):
         before, after = old.get(name), new.get(name)
+        # Equal packages are left out: an image has hundreds of them.
         if before != after:
             yield ValueChange(name, before, after, direction(before, after, family))
 
@@ -139,6 +141,7 @@ def _facts(old: ComparedImage, new: ComparedImage, family: str | None) -> Iterat
     components = old.baked.components, new.baked.components
     for name in dict.fromkeys((*components[1], *components[0])):
         before, after = (_component(image.get(name)) for image in components)
+        # The text has the package's version, the direction comes from the component's own version.
         versions = old.version(name), new.version(name)
         way = direction(*versions, family) if before != after else None
         yield ValueChange(name, before, after, way or ("changed" if before != after else None))
@@ -179,6 +182,7 @@ def _verdict(image: ComparedImage) -> str:
     return counts_text(verdict.checks) if verdict else "not verified"
 
 
+# Values that have no order: they are shown as changed, never as better or worse.
 FACTS: dict[str, Callable[[ComparedImage], str | None]] = {
     "build": lambda image: image.record.build_id,
     "planned at": lambda image: image.record.plan.created_at,

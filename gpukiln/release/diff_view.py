@@ -13,6 +13,7 @@ from gpukiln.reports.tables import Rows
 from gpukiln.typed import unknown
 from gpukiln.units import Duration
 
+# Colours of a row by the text of its last cell.
 STYLES = {
     "added": "cyan",
     "removed": "yellow",
@@ -78,6 +79,7 @@ def _inputs(lines: Iterable[str]) -> Iterator[str]:
     files: Counter[str] = Counter()
     for line in lines:
         verb, _, what = line.partition(" ")
+        # Lines of `explain_change` without a verb are values, which are shown as they are.
         if verb not in ("added", "removed", "changed") or what.startswith("in components.yaml"):
             yield line
         else:  # `explain_change` names a role's file `role NAME: FILE`
@@ -95,6 +97,7 @@ def _vulnerabilities(diff: Diff) -> Iterator[DiffSection]:
     yield _vulnerable("Known vulnerabilities fixed", diff.fixed)
     yield _vulnerable("Known vulnerabilities introduced", diff.introduced)
     left = _vulnerable("Known vulnerabilities that both have", diff.remaining)
+    # --json has all of them: the limit is for people only.
     more = len(left.rows) - SHOWN
     notes = (f"and {more} more: --json lists them",) if more > 0 else ()
     yield DiffSection(left.title, left.columns, left.rows[:SHOWN], (*notes, *diff.vulnerability_notes))
@@ -139,6 +142,7 @@ def _durations(diff: Diff) -> DiffSection:
     rows = []
     for step, (old, new) in diff.durations.items():
         both = (Duration(seconds).shown if seconds is not None else NOTHING for seconds in (old, new))
+        # Whole seconds: below a second the difference is noise of the machine.
         more = f"{new - old:+.0f} s" if old is not None and new is not None else ""
         rows.append((step, *both, more))
     return DiffSection("How long the build took", ("step", "old", "new", "difference"), tuple(rows))

@@ -56,7 +56,9 @@ class LocatedImage:
             else find_verification(self.cloud, self.image_id)
         )
         image = find_image(self.cloud, verification.image_id)
+        # Even without signatures, tags that contradict the build's own record are refused.
         trust.require_own_record(self.cloud, image)
+        # A channel without keys trusts the tags of the account.
         if rules is None or not rules.trust:
             return verification
         with explain_aws_errors("read the signed statements"):
@@ -81,8 +83,10 @@ def find(
     """
     options = {key: value or None for key, value in account.items()}
     try:
+        # The record first: its facts are the machine's own, tags could have been changed since.
         build = builds.find(name)
     except UsageError as error:
+        # Only an AMI can be found without a record; a build id means nothing elsewhere.
         if not name.startswith("ami-"):
             raise
         if not (region := region or elsewhere):
@@ -93,6 +97,7 @@ def find(
     record = build.read()
     plan = record.plan
     for option, typed, known in (("cloud", cloud, plan.cloud), ("region", region, plan.region)):
+        # An option that contradicts the record is an error, for the image exists at one place only.
         if typed not in ("", known):
             raise UsageError(f"build {build.id} is in {known}, not in {typed}", hint=f"leave out --{option}")
     where = select.make_cloud(plan.cloud, plan.region, **options)
@@ -111,6 +116,7 @@ def find_image(cloud: Cloud, image_id: str) -> dict[str, Any]:
         UnavailableError: The cloud could not be asked.
     """
     sites = make_sites(cloud, [cloud.region])
+    # `each` explains errors of AWS with the region; here it has a single one.
     [outcome] = each(sites, "look up the image", lambda site: find_images(site, [image_id])).values()
     image = outcome.require().get(image_id)
     if image is None:
@@ -157,6 +163,7 @@ def verification_of_build(cloud: Cloud, build: Build) -> ImageVerification:
     record = build.read()
     verification = verification_from_record(record)
     verification = with_tag_verdicts(verification, tags_of(find_image(cloud, verification.image_id)))
+    # An image without SBOM has no findings on it; the channel decides whether it needs one.
     if not attestation.is_written(build):
         return verification
     findings = attestation.verify_attestation(build, record, cloud)

@@ -15,7 +15,9 @@ from gpukiln.instances.tags import snapshots_of, tag_list, tag_specifications, t
 from gpukiln.release.regions import Site
 from gpukiln.units import Duration
 
+# Tags of a copy alone, by which it is found again; the source's tags are copied otherwise.
 COPY_TAGS = (SOURCE_TAG, ENCRYPTION_TAG)
+# A copy in the embedded cloud takes a second, one between AWS regions up to an hour.
 FIRST_POLL_S, LAST_POLL_S = 0.5, 15.0
 PROTECTED = "enabled"  # enabled-without-cooldown, enabled-with-cooldown (aws-cli's and Terraform's examples)
 # Images a page: without a size DescribeImages answers with everything at once, and may time out.
@@ -43,6 +45,7 @@ class LaunchPermissions:
         >>> LaunchPermissions(accounts=("111122223333",), public=True).permissions
         [{'UserId': '111122223333'}, {'Group': 'all'}]
         """
+        # EC2 has one field for organizations and another for their units.
         units = [arn for arn in self.organizations if ":ou/" in arn]
         return [
             *({"UserId": account} for account in self.accounts),
@@ -85,6 +88,7 @@ def find_copies(site: Site, source: Mapping[str, Any], key: str | None) -> tuple
     """
     tagged = {f"tag:{SOURCE_TAG}": [source["ImageId"]], f"tag:{ENCRYPTION_TAG}": [key or "none"]}
     copies = _describe_images(site, tagged)
+    # An available copy first, then the oldest: two runs at once then choose the same one.
     copies.sort(key=lambda image: (image["State"] != "available", image["CreationDate"], image["ImageId"]))
     usable = [str(image["ImageId"]) for image in copies if image["State"] in ("available", "pending")]
     return usable[0] if usable else "", [str(image["ImageId"]) for image in copies if not usable]
@@ -92,6 +96,7 @@ def find_copies(site: Site, source: Mapping[str, Any], key: str | None) -> tuple
 
 def _has_name(site: Site, source: Mapping[str, Any]) -> bool:
     """Whether another image of this account has the name in this region, where names are unique."""
+    # A copy of the same source with this name is the copy itself, from an earlier run.
     others = calls.images(site.ec2, {"name": [source["Name"]]}, Owners=["self"])
     return any(tags_of(image).get(SOURCE_TAG) != source["ImageId"] for image in others)
 
@@ -117,7 +122,9 @@ def ensure_copy(
     # A failed copy needs a new token, so their ids are in it; the day allows a removed copy to be made again.
     about = [source["ImageId"], site.region, key or "none", *failed, f"{datetime.now(UTC):%Y-%m-%d}"]
     token = hashlib.sha256(" ".join(about).encode()).hexdigest()
+    # In the source's own region, next to a failed copy or a foreign image, the name is taken.
     is_second = site.region == source_region or failed or _has_name(site, source)
+    # Without KmsKeyId EC2 uses the account's default key for EBS.
     encryption: dict[str, Any] = {"Encrypted": True} if key else {}
     if key and key != "default":
         encryption["KmsKeyId"] = key
@@ -155,8 +162,10 @@ def wait_until_available(
 
     def available() -> dict[str, Any] | None:
         nonlocal state
+        # A new copy is not visible at once: EC2 is eventually consistent.
         image = find_images(site, [image_id]).get(image_id, {"State": "not visible yet"})
         state = image["State"]
+        # States that never become available; the next run starts a new copy for a failed one.
         if state in ("failed", "error", "invalid", "deregistered"):
             reason = image.get("StateReason", {}).get("Message", "no reason given")
             raise UnavailableError(
@@ -190,6 +199,7 @@ def ensure_tags(site: Site, image: Mapping[str, Any], tags: Mapping[str, str]) -
     """
     ids = snapshots_of(image)  # without ids every snapshot would be described
     snapshots = site.ec2.describe_snapshots(SnapshotIds=ids)["Snapshots"] if ids else []
+    # The copy's snapshots get tags too, so that prune and IAM policies recognise them.
     for resource, name in (
         (image, image["ImageId"]),
         *((snapshot, snapshot["SnapshotId"]) for snapshot in snapshots),
@@ -223,6 +233,7 @@ def ensure_shared(site: Site, image_id: str, sharing: LaunchPermissions) -> None
     """Add launch permissions to an image; none is removed."""
     if not sharing.permissions:
         return
+    # Only missing ones are added: permissions that a person gave stay.
     there = launch_permissions(site, image_id)
     if missing := [permission for permission in sharing.permissions if permission not in there]:
         site.check_interrupted()
@@ -249,6 +260,7 @@ def retire(site: Site, image: Mapping[str, Any], *, after: timedelta) -> None:
     """
     # EC2 refuses a time in the past, and rounds to the minute.
     at = datetime.now(UTC) + max(after, timedelta(minutes=5))
+    # Five minutes of tolerance: EC2 rounds, and a second run must not move the time again.
     if not (there := deprecated_at(image)) or there > at + timedelta(minutes=5):
         site.check_interrupted()
         site.ec2.enable_image_deprecation(ImageId=image["ImageId"], DeprecateAt=at)

@@ -16,6 +16,7 @@ from gpukiln.instances.tags import ENDED_STATES
 from gpukiln.release.regions import Site
 
 _RESOLVE = "resolve:ssm:"  # an image id that a launch template takes from a parameter (EC2 user guide)
+# old images have 8 digits, newer ones 17 (EC2 user guide, "Resource IDs")
 _IMAGE_ID = re.compile(r"ami-[0-9a-f]{8,17}")
 
 
@@ -27,9 +28,11 @@ def images_in_use(site: Site) -> dict[str, list[str]]:
     """
     users: defaultdict[str, list[str]] = defaultdict(list)
     for instance in calls.instances(site.ec2, {}):
+        # Stopped instances count: they start from their volumes, but replacing them needs the image.
         if instance["State"]["Name"] not in ENDED_STATES:
             users[instance["ImageId"]].append(f"instance {instance['InstanceId']}")
     for template in calls.pages(site.ec2, "describe_launch_templates", "LaunchTemplates"):
+        # All versions: a group may be pinned to an old one.
         where = {"LaunchTemplateId": template["LaunchTemplateId"]}
         for version in calls.pages(
             site.ec2, "describe_launch_template_versions", "LaunchTemplateVersions", **where
@@ -56,7 +59,9 @@ def _resolved(site: Site, image: str) -> str:
     if not image.startswith(_RESOLVE):
         return image
     try:
+        # GetParameter takes NAME:VERSION and NAME:LABEL as launch templates write them.
         answer = site.ssm.get_parameter(Name=image.removeprefix(_RESOLVE))
+    # A template whose parameter is gone launches nothing: it keeps no image.
     except (site.ssm.exceptions.ParameterNotFound, site.ssm.exceptions.ParameterVersionNotFound):
         return image
     return str(answer["Parameter"]["Value"])

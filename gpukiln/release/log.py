@@ -127,14 +127,17 @@ class ReleaseLog:
             Its file.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
+        # One file for channel, build and action: a second run replaces the record of the first.
         name = f"{release.pointer.kubernetes}-{release.pointer.channel}-{release.build}-{release.action}.json"
         file = self.folder / name
+        # Written after each step: a kill leaves the state of the last finished step.
         write_atomic(file, json.dumps(dump(release), indent=2) + "\n")
         return file
 
     def unfinished_rollbacks(self, pointer: Pointer, cloud: str) -> list[UnfinishedRollback]:
         """Rollbacks of a channel that this machine started and did not finish, the newest first."""
         rollbacks: list[tuple[str, UnfinishedRollback]] = []
+        # The state decides, not the time: a rollback of months ago may still be unfinished.
         for file in self.folder.glob(f"{pointer.kubernetes}-{pointer.channel}-*-rollback.json"):
             # A damaged record is skipped: the rollback then goes one release back, as if it were a new one.
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -176,6 +179,7 @@ class ReleaseLog:
         self.folder.mkdir(parents=True, exist_ok=True)
         busy = BusyError("another release, rollback or prune runs on this machine", hint="wait for its end")
         with locked(self.folder / "lock", busy=busy):
+            # Under the lock: another process could be writing its record.
             remove_partial(self.folder)
             yield
 
@@ -198,6 +202,7 @@ def require_complete(release: Release) -> None:
     if not release.failures:
         return
     published = [result.region for result in release.regions if result.published]
+    # Nothing changed for users where no region was published: that is a failure, not a partial success.
     kind = (
         UnavailableError if not published and len(release.failures) == len(release.regions) else PartialError
     )
@@ -207,6 +212,7 @@ def require_complete(release: Release) -> None:
         if published
         else ("the channel was not moved in any region")
     )
+    # Regions often fail for the same reason: its hint is shown once.
     hints = dict.fromkeys(result.hint for result in release.failures if result.hint)
     raise kind(
         f"{len(release.failures)} of {total} regions failed; {outcome}",

@@ -54,12 +54,14 @@ def machine_needs(channel: Channel, verification: ImageVerification) -> list[Mac
     """
     needs: dict[str, MachineNeed] = {}
     for word in channel.gpus:
+        # `declared` stands for the GPUs of the instance types that the image was built for.
         if word == DECLARED:
             for key in dict.fromkeys(instance_type(name).gpu for name in verification.instance_types):
                 needs[key] = MachineNeed(f"a machine with {gpu(key).name}", frozenset([key]))
         elif word in gpus():
             needs[word] = MachineNeed(f"a machine with {gpu(word).name}", frozenset([word]))
         else:
+            # An architecture: any of its GPUs will do.
             keys = [key for key, board in gpus().items() if board.arch == word]
             needs[word] = MachineNeed(f"a machine with a GPU of {word}", frozenset(keys))
     return list(needs.values()) or [MachineNeed("a machine")]
@@ -89,8 +91,10 @@ def evaluate(channel: Channel, verification: ImageVerification, *, has_gpus: boo
         if not verdict.passed
     ]
     layers = [*channel.layers, *(verification.required_layers if channel.image_layers else ())]
+    # A cloud with GPUs has no excuse: there the checks can run.
     excuses = () if has_gpus else channel.excused_without_gpus
     needs = machine_needs(channel, verification)
+    # One finding for each GPU, so that the release's record says what was excused.
     if not has_gpus and NO_GPU in excuses:
         findings += [Finding("excused", "info", NO_MACHINE, need.title) for need in needs if need.gpus]
         needs = [MachineNeed("a machine")]  # the rest can be verified without a GPU
@@ -141,15 +145,18 @@ def _attestation(channel: Channel, verification: ImageVerification) -> Iterator[
     for what, tag in (("SBOM", SBOM_TAG), ("provenance", STATEMENT_TAG)):
         if not verification.attested.get(tag):
             yield f"the image has no tag {tag}: no {what} was written"
+    # A signature of the provenance is a part of the signed verdict, not a document of its own.
     if channel.attestation == "signed":
         claims = verification.vouched.verdicts.values() if verification.vouched else ()
         digests = {claim.provenance for claim in claims if claim.provenance}
+        # The signed verdict names the provenance: a tag that was changed later names another one.
         if verification.attested.get(STATEMENT_TAG) not in digests:
             yield (
                 "no trusted key signed its provenance: "
                 f"{verification.attested.get(STATEMENT_TAG) or 'none'} by the tag {STATEMENT_TAG}, "
                 f"signed {' or '.join(sorted(digests)) or 'none'}"
             )
+    # `findings` is None where SBOM and provenance are on another machine.
     yield from verification.findings or ()
 
 
@@ -174,6 +181,7 @@ def require_verified(
     findings: dict[str, list[Finding]] = defaultdict(list)
     for finding in evaluate(channel, verification, has_gpus=has_gpus):
         findings[finding.id].append(finding)
+    # Statements of keys that the channel does not trust are named, so that a wrong key is noticed.
     sign, unsigned = "", tuple[str, ...]()
     if channel.trust:
         signers = f"wanted: verdicts signed by {describe_trust(channel.trust)} (trust, ami/channels.yaml)"
@@ -187,6 +195,7 @@ def require_verified(
                 details=unsigned,
                 hint=f"`invoke ami.verify {which} --for {name}{sign}` boots it, verifies it and signs",
             )
+    # Before `never verified`, which would hide that somebody tried with --simulated.
     if not verification.verdicts and verification.simulated:
         raise RefusedError(
             f"{refused}: it was verified on simulated GPUs only ({', '.join(verification.simulated)}), "
@@ -231,6 +240,7 @@ def types_for(need: MachineNeed, verification: ImageVerification, given: list[st
     Returns:
         The named types that meet the need, else those of the build that meet it; may be empty.
     """
+    # Named types first; without a fitting one the message of the caller names the need.
     for names in (given, verification.instance_types):
         if fitting := [name for name in names if need.met_by(name)]:
             return fitting

@@ -19,9 +19,11 @@ def predecessor(builds: Builds, image: ComparedImage) -> ComparedImage | None:
         The older image, or None.
     """
     plan = image.record.plan
+    # Builds are listed newest first, so the first that fits is the predecessor.
     for build in builds.all():
         record = build.read()
         same = (record.plan.image, record.plan.cloud) == (plan.image, plan.cloud)
+        # By the plan's time: a build that began later may have ended earlier.
         older = record.plan.created_at < plan.created_at
         if same and older and record.bake and record.verdict and record.verdict.passed_without_simulation:
             return read_compared_image(build.record_file)
@@ -41,6 +43,7 @@ def make_notes(new: ComparedImage, old: ComparedImage | None, osv: Iterable[OsvE
     Raises:
         UsageError: The image was not verified.
     """
+    # Notes without a verdict of real machines would recommend an untested image.
     verdict = new.record.verdict
     if verdict is None or verdict.simulated:
         where = " on real GPUs or without any, only on simulated ones" if verdict else ""
@@ -48,6 +51,7 @@ def make_notes(new: ComparedImage, old: ComparedImage | None, osv: Iterable[OsvE
             f"{new.baked.image_id} was not verified{where}, so it must not be released",
             hint=f"`invoke ami.verify {new.record.build_id}` verifies it",
         )
+    # Compared with itself where it is the first: cautions then need no case of their own.
     plan, diff = new.record.plan, compare(old or new, new, osv)
     outcome = "passed" if verdict.passed else "FAILED: do not roll it out"
     lines = [
@@ -94,6 +98,7 @@ def _highlights(diff: Diff | None) -> Iterator[str]:
         yield "the first image of its kind that was verified on this machine"
         return
     for change in diff.facts:
+        # Sizes and times vary from build to build; they are in the table below the highlights.
         if change.direction and (change.name == "base" or change.name not in {**FACTS, **MEASURES}):
             yield f"{change.name} {change.direction}: {change.old or 'none'} -> {change.new or 'none'}"
     if diff.packages:
@@ -129,6 +134,7 @@ def _cautions(image: ComparedImage, diff: Diff) -> Iterator[str]:
         yield f"{warning.message}: {warning.remedy}" if warning.remedy else warning.message
     if verdict := image.record.verdict:
         yield from (f"{check.id} failed: {check.reason}" for check in verdict.failures)
+        # Grouped by reason: without a GPU dozens of checks share one.
         reasons: dict[str, list[str]] = {}
         for check in verdict.not_run:
             reasons.setdefault(check.reason, []).append(check.id)

@@ -25,6 +25,7 @@ def unique_words(text: str) -> list[str]:
     Args:
         text: For example `a, b`.
     """
+    # A dictionary keeps the order in which they were typed.
     return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
@@ -89,9 +90,11 @@ def key_by_region(text: str, regions: Iterable[str], *, encrypt: bool) -> dict[s
     pairs = dict(pair.partition("=")[::2] for pair in unique_words(text))
     if not pairs:
         return dict.fromkeys(regions, "default") if encrypt else {}
+    # --kms-keys already encrypts; both together leave open which key is meant.
     if encrypt:
         raise UsageError("--encrypt and --kms-keys exclude each other", hint="leave out --encrypt")
     names = set(regions)
+    # KMS keys are regional, so each copy needs a key of its region.
     if lacking := sorted(names - {region for region, key in pairs.items() if key}):
         raise UsageError(
             f"--kms-keys names no key for {', '.join(lacking)}: a key works in its own region only",

@@ -78,6 +78,7 @@ def load_osv(paths: Iterable[Path]) -> list[OsvEntry]:
         UsageError: A file can't be read or is no OSV data; the message names the record.
     """
     entries = []
+    # Each file is checked by itself, so that an empty one is not hidden by another.
     for path in paths:
         records = 0
         for where, document in _documents(path):
@@ -85,6 +86,7 @@ def load_osv(paths: Iterable[Path]) -> list[OsvEntry]:
                 raise UsageError(f"{where} is no record of OSV", hint=HINT)
             entry = load(OsvEntry, document, where=where)
             records += 1
+            # Withdrawn records were published in error and must not be reported (OSV schema, withdrawn).
             if not entry.withdrawn:
                 entries.append(entry)
         if not records:
@@ -96,6 +98,7 @@ def _documents(path: Path) -> Iterator[tuple[str, object]]:
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
+                # osv.dev's all.zip has one file a record.
                 for name in archive.namelist():
                     if name.endswith(".json"):
                         yield from _parse(archive.read(name), f"{path}: {name}")
@@ -147,6 +150,7 @@ def is_affected(version: str, affected: OsvAffected, os_family: str) -> bool | N
     Returns:
         None where a version of the two can't be compared.
     """
+    # Listed versions are affected whatever the ranges say (OSV schema, affected[].versions).
     if version in affected.versions:
         return True
     for versions in affected.ranges:
@@ -172,6 +176,7 @@ def _inside(version: str, events: Iterable[OsvEvent], os_family: str) -> bool | 
         points.append((point, event))
     inside = False
     for point, event in sorted(points, key=lambda pair: pair[0]):
+        # The schema's algorithm: events in the order of versions, each switches the state.
         if event.introduced is not None:
             # "0" is before every version, also before those of Debian with a tilde
             inside |= event.introduced == "0" or installed >= point

@@ -93,6 +93,7 @@ def read_channels(cloud: Cloud, regions: list[str]) -> Overview:
                 *regions,
                 *(r for state in channels_by_region[region].values() for r in state.versions[-1].regions),
             ]
+    # Sorted by channel, so that its regions are next to each other.
     rows: list[ChannelRow] = []
     for pointer in sorted({pointer for channels in channels_by_region.values() for pointer in channels}):
         here = {
@@ -100,7 +101,9 @@ def read_channels(cloud: Cloud, regions: list[str]) -> Overview:
             for region, channels in channels_by_region.items()
             if pointer in channels
         }
+        # Regions that some region's release names and that do not have the channel are shown as missing.
         belongs = {region for state in here.values() for region in state.versions[-1].regions}
+        # The newest release is right; a region with another build was left behind.
         newest = max(here.values(), key=lambda state: state.versions[-1].at).versions[-1].build
         rows += [_row(pointer, region, state, newest) for region, state in here.items()]
         rows += [
@@ -145,6 +148,7 @@ def _read_region(site: Site) -> dict[Pointer, _ChannelState]:
         image, words, refused = images.get(image_id), "", ""
         if image is not None:
             try:
+                # A refusal is a problem of this channel and must not hide the others.
                 words = trust.require_released(site.cloud, image, pointer, site.ssm)
             except RefusedError as error:
                 refused = "; ".join((error.message, *error.details))
@@ -196,6 +200,7 @@ def require_consistent(overview: Overview) -> None:
     wrong = tuple(
         f"{row.pointer.path} in {row.region}: {problem}" for row in overview.rows for problem in row.problems
     )
+    # No region answered: the first error, with its own exit code, says more than a summary.
     if overview.errors and not overview.asked:
         raise next(iter(overview.errors.values()))
     if overview.errors:

@@ -35,6 +35,7 @@ from gpukiln.release.regions import Site, each, make_sites
 
 FAILED = ("failed", "error", "invalid")  # ImageState of botocore's model: images that were never available
 KEEP = 3  # releases of a channel that ami/channels.yaml does not know
+# Another run, or a person, may remove the same image at the same time.
 GONE_CODES = ("InvalidAMIID.NotFound", "InvalidAMIID.Unavailable", "InvalidSnapshot.NotFound")
 
 
@@ -127,6 +128,7 @@ def prune(
             items = [_remove(site, item) if item.action == "remove" else item for item in items]
         return PruneResult(site.region, tuple(items), orphaned_snapshots)
 
+    # A release on this machine could need an image between the survey and its removal.
     with records.locked() if remove else contextlib.nullcontext():
         outcomes = each(make_sites(cloud, regions), "prune", work)
     return [
@@ -143,11 +145,13 @@ def _survey(site: Site, rules: PruneRules) -> list[PrunedImage]:
         page_size=PAGE,
         Owners=["self"],
         IncludeDeprecated=True,
+        # Disabled images keep their snapshots, which are paid for.
         IncludeDisabled=True,
     )
     images = {image["ImageId"]: image for image in listed}
     channels = _channels(site, rules, images)
     users = images_in_use(site)
+    # The oldest first, so that the limit keeps the younger ones.
     items: list[PrunedImage] = []
     for image in sorted(
         images.values(), key=lambda listed_image: (listed_image["CreationDate"], listed_image["ImageId"])
@@ -155,6 +159,7 @@ def _survey(site: Site, rules: PruneRules) -> list[PrunedImage]:
         reason = _why_keep(site, image, rules, channels, users)
         action = "keep" if reason else "remove"
         age = (datetime.now(UTC) - parse_time(image["CreationDate"])).days
+        # A limit a run: a wrong rule is noticed before everything is gone.
         if action == "remove" and sum(item.action == "remove" for item in items) >= rules.limit:
             action, reason = "keep", f"over the limit of {rules.limit} a run"
         failed = image["State"] in FAILED
@@ -195,6 +200,7 @@ def _channels(site: Site, rules: PruneRules, images: Mapping[str, Any]) -> dict[
     for pointer, current in values.items():
         for image_id in _kept_releases(site, pointer, rules):
             needed.setdefault(image_id, f"a release that {_pointer_title(pointer)} can be rolled back to")
+        # Last, so that the current release's reason replaces the weaker one.
         needed[current] = f"{_pointer_title(pointer)} points at it"
     return needed
 
@@ -231,12 +237,15 @@ def _why_keep(
         return f"it is {image['State']}" + (
             " and protected from deregistration" if is_protected(image) else ""
         )
+    # A failed image can't be launched, so neither age nor sharing keeps it.
     if image["State"] in FAILED:
         return ""
+    # LastLaunchedTime is reported with a delay of a day (EC2 API reference).
     for what, when in (("created", image["CreationDate"]), ("launched", image.get("LastLaunchedTime"))):
         age = (datetime.now(UTC) - parse_time(when)).total_seconds() / 86400 if when else None
         if age is not None and age < rules.older_than_days:
             return f"{what} {int(age)} days ago, less than {rules.older_than_days:g}"
+    # Other accounts' instances are invisible here, so a shared image counts as used.
     shared = [value for permission in launch_permissions(site, image_id) for value in permission.values()]
     return f"shared with {', '.join(shared)}" if shared else ""
 
@@ -267,6 +276,7 @@ def _remove(site: Site, item: PrunedImage) -> PrunedImage:
                 return replace(item, action="keep", reason="a channel points at it now")
             if item.snapshots:
                 tags = tag_list({PRUNING_TAG: item.image_id})
+                # First the tag: once the image is gone, only the tag tells whose snapshots these were.
                 site.ec2.create_tags(Resources=list(item.snapshots), Tags=tags)
             _unless_gone(site.ec2.deregister_image, ImageId=item.image_id)
             for snapshot in item.snapshots:

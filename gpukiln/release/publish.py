@@ -44,6 +44,7 @@ from gpukiln.verify.digest import suite_digest
 if TYPE_CHECKING:
     from securesystemslib.signer import Signer
 
+# stands for the account's default key for EBS, whose id differs by region
 DEFAULT_KEY = "default"
 
 
@@ -132,13 +133,15 @@ def release(
         BusyError: Another release runs on this machine.
     """
     if not dry_run:
+        # Before anything changes: a missing key would otherwise be noticed after the copies.
         trust.require_signer(spec.channel_name, spec.channel, spec.signer, cloud)
     with contextlib.nullcontext() if dry_run else records.locked():
-        with progress.step("look at what is there"):
+        with progress.step("read the current state"):
             source = source_image(cloud, spec.verification)
             sites = make_sites(cloud, spec.regions)
-            seen = each(sites, "look at the channel", lambda site: _inspect_region(site, spec, source))
+            seen = each(sites, "read the channel", lambda site: _inspect_region(site, spec, source))
         _refuse_left_behind(spec, cloud, seen)
+        # A safety rule stops the whole release; other failures stop their region only.
         for outcome in seen.values():
             if isinstance(outcome.error, RefusedError):
                 raise outcome.error
@@ -154,6 +157,7 @@ def release(
             started_at=now(),
         )
         if dry_run:
+            # A dry run reports failures of its checks as they would be.
             planned = {r.region: r if r.error else replace(r, state="planned") for r in started.regions}
             return replace(started.with_results(planned), state="planned")
         run = ReleaseRun(started, records, progress, sites)
@@ -181,6 +185,7 @@ def _inspect_region(site: Site, spec: ReleaseSpec, source: Mapping[str, Any]) ->
                 "an encrypted image can't be public: no other account has the key",
                 hint="leave out --encrypt and --kms-keys, or --public",
             )
+        # Without this check ModifyImageAttribute would fail after an hour of copying.
         state = site.ec2.get_image_block_public_access_state()["ImageBlockPublicAccessState"]
         if state != "unblocked":
             raise RefusedError(
@@ -202,6 +207,7 @@ def _inspect_region(site: Site, spec: ReleaseSpec, source: Mapping[str, Any]) ->
 def is_copied(region: str, spec: ReleaseSpec, source: Mapping[str, Any]) -> bool:
     """Whether a region gets a copy and not the image itself."""
     key = spec.keys.get(region)
+    # Another region always gets a copy; the own region only where encryption is wanted.
     if region != spec.verification.region or key is None:
         return region != spec.verification.region
     return key != DEFAULT_KEY or not is_encrypted(source)
@@ -219,6 +225,7 @@ def _refuse_default_key(region: str, spec: ReleaseSpec, key: str | None, *, encr
 
 
 def _initial_result(region: str, outcome: RegionOutcome[_RegionState]) -> RegionResult:
+    # A region that already failed its checks is not touched by any step.
     result = RegionResult(region)
     if outcome.error:
         return result.failed(outcome.error)
@@ -232,7 +239,7 @@ def _refuse_left_behind(
     """Refuse a release to fewer regions than the last: the others would silently keep the old image."""
     known = {region for outcome in seen.values() if outcome.value for region in outcome.value.regions}
     others = make_sites(cloud, sorted(known - set(spec.regions)))
-    histories = each(others, "look at the channel", lambda site: pointers.history(site.ssm, spec.pointer))
+    histories = each(others, "read the channel", lambda site: pointers.history(site.ssm, spec.pointer))
     if left := [region for region, outcome in histories.items() if outcome.error or outcome.value]:
         raise RefusedError(
             f"channel {spec.channel_name} also points at an image in {', '.join(left)}",
@@ -247,7 +254,9 @@ def _prepare(site: Site, spec: ReleaseSpec, source: Mapping[str, Any], say: Call
     verification, image_id = spec.verification, str(source["ImageId"])
     # The copy gets the source's tags, but for those that a copy itself is found by.
     kept = {name: value for name, value in tags_of(source).items() if name not in COPY_TAGS}
+    # Only gpukiln's tags and the name: others, such as for cost, belong to the source's owner.
     tags = {name: value for name, value in kept.items() if name == "Name" or name.startswith("gpukiln:")}
+    # The count of this release's verdicts, whatever the source's tag says.
     tags[NOT_RUN_TAG] = spec.not_run
     key = spec.keys.get(site.region)
     if is_copied(site.region, spec, source):
@@ -261,6 +270,7 @@ def _prepare(site: Site, spec: ReleaseSpec, source: Mapping[str, Any], say: Call
     if is_copied(site.region, spec, source):
         _refuse_default_key(site.region, spec, key, encrypted=is_encrypted(image))
     ensure_shared(site, image_id, spec.sharing)
+    # Protected before the pointer moves: from then on nodes launch it.
     make_live(site, image)
     if spec.channel.trust:
         _sign(site, spec, image)
@@ -301,6 +311,7 @@ def _sign(site: Site, spec: ReleaseSpec, image: Mapping[str, Any]) -> None:
     vouched, signer = spec.verification.vouched, spec.signer
     if vouched is None or signer is None:
         raise RefusedError(f"{spec.verification.image_id} has no signed verdict")
+    # The statement names the verdicts that the release relied on.
     counted = _counting_types(spec, vouched)
     verified = vouched.verified[counted[0]] if counted else vouched.location
     claim = ReleaseClaim(
@@ -314,8 +325,10 @@ def _sign(site: Site, spec: ReleaseSpec, image: Mapping[str, Any]) -> None:
     )
     there, keys = trust.channel_statements(site.cloud, image, spec.channel.trust, site.ssm)
     sign_release(site, spec.pointer, claim, there, keys, signer)
+    # A copy has an id of its own, so its verdicts are stored under that id too.
     for name, envelope in vouched.envelopes.items():
         if there.envelopes.get(name) != envelope:
             site.check_interrupted()
             statements.store_statement(site.ssm, there.location.image_id, statements.VERDICT, name, envelope)
+    # Read back before the pointer moves: a statement that can't be verified must not be pointed at.
     trust.require_released(site.cloud, image, spec.pointer, site.ssm, pointed=False)

@@ -57,6 +57,7 @@ class Site:
         Args:
             seconds: How long.
         """
+        # an Event instead of sleep, so that Ctrl-C ends the wait at once
         self.stopping.wait(seconds)
         self.check_interrupted()
 
@@ -68,9 +69,11 @@ def make_sites(cloud: Cloud, regions: Iterable[str]) -> list[Site]:
         cloud: The cloud, in any region.
         regions: Names of regions; one that is named twice counts once.
     """
+    # One event for all sites: Ctrl-C reaches every region's thread.
     stopping, sites = threading.Event(), []
     with explain_aws_errors("reach the cloud"):
         for region in dict.fromkeys(regions):
+            # The cloud at hand has its credentials checked already.
             there = cloud if region == cloud.region else cloud.in_region(region)
             with _making:
                 sites.append(Site(region, there.client("ec2"), there.client("ssm"), stopping, there))

@@ -61,16 +61,18 @@ def rollback(
     if not dry_run:
         trust.require_signer(pointer.channel, channel, signer, cloud)
     with contextlib.nullcontext() if dry_run else records.locked():
-        with progress.step("look at what is there"):
+        with progress.step("read the current state"):
             histories = _histories(pointer, cloud, regions)
             releases = {region: pointers.releases(versions) for region, versions in histories.items()}
             current = {region: stack[-1].image_id for region, stack in releases.items()}
+            # A killed rollback has moved some regions: repeated naively, those would go back twice.
             begun = _find_resumable(records.unfinished_rollbacks(pointer, cloud.name), current, to)
             target = _find_targets(pointer, releases, to or (begun.build if begun else ""))
             sites = make_sites(cloud, releases)
             seen = each(
                 sites, "look up the image", lambda site: _require_usable(site, target[site.region], pointer)
             )
+            # Raises where a region failed: no region moves unless all can.
             trusts = [outcome.require() for outcome in seen.values()]
         build = next(iter(target.values())).build
         # A killed run has moved some pointers: what they pointed at before is in its record only.
@@ -100,10 +102,12 @@ def rollback(
 
         def revive(site: Site) -> str:
             image_id = target[site.region].image_id
+            # Read again: the survey's data may be minutes old.
             image = find_images(site, [image_id])[image_id]
             make_live(site, image)
             if channel.trust and signer:
                 there, keys = trust.channel_statements(site.cloud, image, channel.trust, site.ssm)
+                # The old release's own claim, with a new number: a rollback is a release of the same image.
                 claim = there.releases[pointer.channel].claim
                 sign_release(site, pointer, claim, there, keys, signer)
             return image_id
@@ -141,7 +145,7 @@ def _histories(pointer: Pointer, cloud: Cloud, regions: list[str]) -> dict[str, 
         asked += missing
         outcomes = each(
             make_sites(cloud, missing),
-            "look at the channel",
+            "read the channel",
             lambda site: pointers.history(site.ssm, pointer),
         )
         for region, outcome in outcomes.items():
@@ -175,6 +179,7 @@ def _find_targets(
 ) -> dict[str, PointerVersion]:
     """The release of each region to return to: the same build everywhere."""
     if to:
+        # An image id is of one region; its build leads to the images of the other regions.
         named = {v.build for stack in releases.values() for v in stack if v.image_id == to and v.build}
         fitting = [
             build for build in named or {to} if all(_has_build(stack, build) for stack in releases.values())

@@ -82,8 +82,10 @@ class ReleaseRun:
             ):
                 return self._record_state("done")
         except BaseException:
+            # The record says so, and the next run of the same command completes it.
             self._record_state("interrupted")
             raise
+        # `partial` only where at least one region has moved.
         all_failed = len(self._release.failures) == len(self._results)
         return self._record_state("failed" if all_failed else "partial")
 
@@ -92,6 +94,7 @@ class ReleaseRun:
         # The parameter also has every region of the release, by which one region leads to the others: where a
         # region is added, it is written in all of them.
         pointer, image_id = self._release.pointer, self._results[site.region].image_id
+        # The history, not the value: it has the regions of the last release, too.
         versions, regions = pointers.history(site.ssm, pointer), tuple(self._results)
         before, named = (versions[-1].image_id, versions[-1].regions) if versions else ("", ())
         if before != image_id or set(named) != set(regions):
@@ -101,11 +104,14 @@ class ReleaseRun:
             )
             pointers.write(site.ssm, pointer, version, pause=site.pause)
         pointers.ensure_tags(site.ssm, pointer)
+        # Also where nothing was written: a killed run may not have got this far.
         moved(site, image_id)
 
     def _retire(self, site: Site, when: Callable[[str], timedelta]) -> None:
         """Retire the images that this channel pointed at and no channel points at any more."""
+        # Another channel may still point at it; it stays live then.
         live = set(pointers.read_all(site.ssm).values())
+        # Of the whole history: a retirement that a kill prevented is made up for.
         old = {version.image_id for version in pointers.history(site.ssm, self._release.pointer)} - live
         for image_id, image in find_images(site, old).items():
             retire(site, image, after=when(image_id))

@@ -23,6 +23,7 @@ def parse(text: str, os_family: str) -> Version | None:
         The version, or None where the text is no version of that family.
     """
     try:
+        # Both orders treat ~ and letters in ways that no tuple of numbers reproduces.
         return DebianVersion(text) if os_family == "debian" else RpmVersion(text)
     except InvalidVersion:
         return None
@@ -49,6 +50,7 @@ def direction(old: str | None, new: str | None, os_family: str | None) -> Direct
     if old is None or new is None:
         return "added" if old is None else "removed"
     before, after = (parse(text, os_family) if os_family else None for text in (old, new))
+    # Equal by the rules and different as text, such as 1.0 and 1.00: neither is newer.
     if before is None or after is None or before == after:
         return "changed"
     return "upgraded" if before < after else "downgraded"

@@ -35,6 +35,7 @@ def release_table(release: Release) -> Rows:
     table = Rows("region", "state", "image", "replaces", first=2)
     for result in release.regions:
         state = _coloured(result.state)
+        # A second run of a release finds its own image: there is nothing to move.
         unchanged = result.image_id and result.image_id == result.replaces
         if result.state == "planned":
             state = Text("nothing to move" if unchanged else "would be moved")
@@ -61,6 +62,7 @@ def channels_table(rows: Iterable[ChannelRow]) -> Rows:
             row.pointer.image,
             row.pointer.kubernetes,
             row.build or "-",
+            # minutes are enough for people; --json has seconds
             row.since[:16],
             row.previous or "-",
             Text("; ".join(row.problems), style="red"),

@@ -77,6 +77,7 @@ def known_vulnerabilities(image: ComparedImage, osv: Iterable[OsvEntry] | None) 
         notes.append("packages were not checked: no --vulnerabilities FILE was given")
     else:
         flaws += _packages(image, osv, notes)
+    # A binary package of the same source yields the flaw again.
     unique = {row.key: row for row in flaws}
     ordered = sorted(unique.values(), key=lambda row: (row.package, row.id))
     return VulnerabilityReport(tuple(ordered), tuple(dict.fromkeys(notes)))
@@ -105,6 +106,7 @@ def _driver(image: ComparedImage, notes: list[str]) -> Iterator[Vulnerability]:
     except UsageError as error:
         notes.append(f"{DRIVER} was not checked: {error.message}")
         return
+    # A bulletin names the fixed version of each branch it covers.
     for bulletin in drivers.bulletins():
         fixed, source = bulletin.fixed.get(key[0]), f"NVIDIA bulletin {bulletin.bulletin}"
         if fixed is None:
@@ -119,15 +121,18 @@ def _driver(image: ComparedImage, notes: list[str]) -> Iterator[Vulnerability]:
 
 def _packages(image: ComparedImage, osv: Iterable[OsvEntry], notes: list[str]) -> Iterator[Vulnerability]:
     base = image.record.plan.base
+    # A distribution may have several names: Ubuntu's LTS releases have a suffix in OSV.
     names = [name.format(release=base.release) for name in ECOSYSTEMS.get(base.distribution, ())]
     if not names:
         notes.append(f"packages were not checked: OSV has no data for {base.distribution} {base.release}")
         return
+    # Source names were recorded later than package names.
     if not image.installed.details:
         notes.append(
             f"{image.record.build_id} was baked before source packages were recorded: a flaw of a package"
             " whose source has another name is missed"
         )
+    # Built once: OSV's data of Debian has tens of thousands of records.
     index: dict[str, list[tuple[OsvEntry, OsvAffected]]] = {}
     for record in osv:
         for affected in record.affected:
@@ -141,6 +146,7 @@ def _packages(image: ComparedImage, osv: Iterable[OsvEntry], notes: list[str]) -
     for source, version in sorted(sources):
         for record, affected in index.get(source, ()):
             match = is_affected(version, affected, image.os_family)
+            # Counted, not reported each: one odd version can appear in hundreds of records.
             uncertain += match is None
             if match:
                 yield _from_osv(record, affected, source, version, image.os_family)
@@ -151,6 +157,7 @@ def _packages(image: ComparedImage, osv: Iterable[OsvEntry], notes: list[str]) -
 def _from_osv(
     record: OsvEntry, affected: OsvAffected, source: str, version: str, family: str
 ) -> Vulnerability:
+    # Publishers differ in where they have it: of the record or of the package, as severity or urgency.
     said = {**(record.database_specific or {}), **(affected.ecosystem_specific or {})}
     severity = said.get("severity") or said.get("urgency") or ""
     return Vulnerability(

@@ -9,6 +9,7 @@ from ..plan import ROOT, Looks, Node, Plan, Role, missing, together
 
 HOOKS = "/usr/local/lib/gpukiln/hooks"
 PROCESSES = "/usr/local/bin/nvidia-gpu-processes"
+# useradd(8)'s default pattern of names
 USER = r"[a-z_][a-z0-9_-]*"
 UNIT = r"[\w:.@-]+\.service"
 GPU = r"[0-9]+|(GPU|MIG)-[0-9A-Za-z-]+"  # an index, or a UUID
@@ -80,11 +81,13 @@ def _refusal(role: Role, node: Node) -> str:
                 f"Found the runner {dict(runner)}, wanted a user's name, an absolute folder or a unit"
                 " (NAME.service) or both, and GPUs as indexes or UUIDs. Correct ci_runner_runners."
             )
+    # A typo must not create an account.
     if nobody := [name for name in role["ccache_members"] if not node["accounts"][name]]:
         return (
             f"Found no users {', '.join(nobody)}, wanted them in the group of the compiler cache. Make them,"
             " or correct ci_runner_ccache_members."
         )
+    # Without the group, usermod would fail in the middle of the role.
     if role["docker"] and node["answers"]["docker"]["rc"] != 0:
         return (
             f"Found no group docker, wanted it for {', '.join(_users(role))}. Install Docker first (role"
@@ -98,6 +101,7 @@ def _is_runner(runner: Runner) -> bool:
     return bool(
         re.fullmatch(USER, str(runner.get("user", "")))
         and (folder or unit)
+        # A relative folder would be of Ansible's working directory on the node.
         and (not folder or folder.startswith("/"))
         and (not unit or re.fullmatch(UNIT, unit))
         and all(re.fullmatch(GPU, str(gpu)) for gpu in runner.get("gpus") or [])
@@ -139,6 +143,7 @@ def _have_users(plan: Plan, role: Role, node: Node) -> None:
         missing = [group for group in groups if group not in (account or {"groups": []})["groups"]]
         # What they have already stays.
         if not account or missing:
+            # A new user gets a shell for its jobs; an existing one keeps its own.
             shell = "" if account else "/bin/bash"
             plan.do["users"].append({"name": name, "groups": missing, "shell": shell})
             plan.lines.append(f"+user {name}" if not account else f"+{name} in {', '.join(missing)}")
@@ -149,6 +154,7 @@ def _report_in_folder(
 ) -> None:
     account, there = node["accounts"][runner["user"]], node["folders"][folder]
     owner = account["uid"] if account else None
+    # The runner must own its folder; more rights for others are left as they are.
     if not there or there["uid"] != owner or int(there["mode"], 8) & 0o700 != 0o700:
         plan.do["folders"].append({"path": folder, "user": runner["user"]})
         plan.lines.append(f"+{folder}/: {runner['user']}'s")
@@ -159,6 +165,7 @@ def _report_in_folder(
     text = f"{file.get('text', '')}\n"
     if "\n".join([BEGIN, *lines, END, ""]) in text and (file["uid"], file["mode"]) == (owner, "0600"):
         return
+    # blockinfile keeps what is around the block.
     plan.do["environments"].append({"path": path, "user": runner["user"], "block": "\n".join(lines)})
     said = text.splitlines()
     plan.lines += [f"+{path}: {line}" for line in lines if line not in said] or [f"+{path}"]
@@ -207,4 +214,5 @@ def _dropin(unit: str) -> str:
 
 
 def _environment_file(folder: str) -> str:
+    # GitHub's runner reads it at its start.
     return f"{folder}/.env"

@@ -13,6 +13,7 @@ MAIN = "/etc/containerd/config.toml"
 FOLDER = "/etc/containerd/conf.d"
 DROP_INS = f"{FOLDER}/*.toml"
 WRITTEN_BY_ROLE = ("10-gpukiln.toml", "99-nvidia.toml")
+# the names of the plug-in in containerd 1.x, 2.x, and in lists without the prefix
 KUBERNETES = (
     "io.containerd.grpc.v1.cri",
     "io.containerd.cri.v1.runtime",
@@ -21,6 +22,7 @@ KUBERNETES = (
 )
 MERGES_FROM = (2, 1)
 """Before this version a table in a drop-in replaces the whole plug-in's."""
+# enable_cdi came with containerd 1.7
 CDI_FROM = (1, 7)
 HEADER = """\
 # Written by Ansible (role container_runtime). Before containerd 2.1 a table here replaces the plug-in's own,
@@ -65,8 +67,10 @@ def files(there: Mapping[str, str], version: str, drop_in: str, settings: Settin
     Raises:
         BrokenFileError: A file is no TOML.
     """
+    # 1.6, Debian 12's, where the version is not known yet.
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2]) or (1, 6)
     parsed = {path: _parsed(path, text).unwrap() for path, text in there.items()}
+    # The main file's own schema, so that the drop-in has the same.
     schema = int(parsed.get(MAIN, {}).get("version", 3 if numbers >= (2, 0) else 2))
     site: Table = {}
     for path in _imported(parsed):
@@ -89,6 +93,7 @@ def main_file(text: str, version: int) -> str:
     if not text.strip():
         return f'version = {version}\nimports = ["{DROP_INS}"]\n'
     document = _parsed(MAIN, text)
+    # Only the drop-ins are added; imports of the site stay first and so are read first.
     if "imports" not in document:
         document["imports"] = [DROP_INS]
     elif DROP_INS not in document["imports"]:
@@ -115,6 +120,7 @@ def _imported(parsed: Mapping[str, Table]) -> Iterator[str]:
     if MAIN not in parsed:
         return
     yield MAIN
+    # In the order of the patterns, then by name, as containerd reads them.
     for pattern in parsed[MAIN].get("imports", []):
         for path in sorted(parsed):
             if path != MAIN and fnmatch(path, pattern) and path.rpartition("/")[2] not in WRITTEN_BY_ROLE:
@@ -128,6 +134,7 @@ def _cri(table: Table, schema: int) -> Table:
 
 def _names(schema: int) -> tuple[str, str]:
     """Kubernetes' plug-in: its table of runtimes, and its table of images."""
+    # containerd 2 split the plug-in into runtime and images (config version 3).
     if schema >= 3:
         return "io.containerd.cri.v1.runtime", "io.containerd.cri.v1.images"
     return ("io.containerd.grpc.v1.cri",) * 2
@@ -137,6 +144,7 @@ def _preferences(site: Table, schema: int, runtimes: Mapping[str, str]) -> Table
     """The default runtime that a site's own files name, unless gpukiln configured it."""
     runtime = _names(schema)[0]
     said = site.get("plugins", {}).get(runtime, {}).get("containerd", {}).get("default_runtime_name")
+    # A default of gpukiln's own from an earlier run must not become the site's.
     name = said if said and said not in runtimes else "runc"
     return {"plugins": {runtime: {"containerd": {"default_runtime_name": name}}}}
 
@@ -149,6 +157,7 @@ def _table(settings: Settings, schema: int, *, cdi: bool) -> Table:
         "cni": {"bin_dir": settings.cni_bin_dir, "conf_dir": settings.cni_conf_dir},
         "containerd": {
             "runtimes": {
+                # SystemdCgroup: the kubelet uses systemd's cgroup driver, and both must be the same.
                 name: {"runtime_type": "io.containerd.runc.v2", "options": {**extra, "SystemdCgroup": True}}
                 for name, extra in options.items()
             },
@@ -160,6 +169,7 @@ def _table(settings: Settings, schema: int, *, cdi: bool) -> Table:
         table["enable_cdi"] = True
     plugins: Table = {runtime: table}
     if image := settings.sandbox_image:
+        # Renamed in schema 3; pinned images are not removed by the kubelet's image collection.
         new = {"pinned_images": {"sandbox": image}} if schema >= 3 else {"sandbox_image": image}
         plugins = _merged(plugins, {images: new})
     return {"plugins": plugins}

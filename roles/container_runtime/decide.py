@@ -10,6 +10,7 @@ from . import containerd
 from .containerd import BrokenFileError
 
 DAEMON_JSON = "/etc/docker/daemon.json"
+# every file that config.toml may import
 TOML = "/etc/containerd/**/*.toml"
 NODEADM, BOOTSTRAP = "/usr/bin/nodeadm", "/etc/eks/bootstrap.sh"
 """EKS's own programs, which configure containerd when a node joins. nodeadm on Amazon Linux: at every boot,
@@ -19,10 +20,12 @@ DROPINS = "/etc/systemd/system/containerd.service.d"
 AFTER_NODEADM = f"{DROPINS}/gpukiln-nodeadm.conf"
 ADDS_RUNTIME = f"{DROPINS}/gpukiln.conf"
 ADDER = "/usr/local/sbin/gpukiln-containerd-runtime"
+# names of the role's handlers
 RESTART = {"containerd": "Restart containerd", "docker": "Restart Docker"}
 NO_BRIDGE = {"bridge": "none", "bip": None}
 """docker0 would take 172.17.0.0/16 from the cluster, so EKS's images have none (bootstrap.sh has
---enable-docker-bridge to bring it back). Together with bip Docker does not start (moby/moby:daemon/daemon.go)."""
+--enable-docker-bridge to enable it). With bip in addition Docker does not start
+(moby/moby:daemon/daemon.go)."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ def decide(role: Role, node: Node) -> Plan:
     )
     for engine in role["engines"]:
         if engine in there:
+            # Packages of Debian enable their units themselves, others do not.
             plan.enable_unit(node, _unit(engine))
         else:
             plan.install(platform.packages[engine])
@@ -119,7 +123,9 @@ def decide_register(role: Role, node: Node) -> Plan:
     """Make another OCI runtime known to the engines."""
     asked = role["runtime"]
     name, path = asked["name"], asked["path"]
+    # Docker's default for containers without --runtime
     default = {"default-runtime": name}
+    # The bare name, as nvidia-ctk writes it: Docker finds it on PATH.
     keys: dict[str, Any] = {"runtimes": {name: {"path": path.rpartition("/")[2], "args": []}}}
     runtime = Runtime(
         f"99-{name}.toml",
@@ -150,6 +156,7 @@ def versions(system: System, node: Node) -> dict[str, str]:
     return {
         engine: upstream(packages[name][-1]["version"])
         for engine, names in _platform(system).providers.items()
+        # The first name in the list wins, where two packages are installed.
         for name in reversed(names)
         if name in packages
     }
@@ -187,9 +194,11 @@ def _configure_containerd(plan: Plan, role: Role, node: Node, runtime: Runtime) 
             default_runtime=runtime.default,
             runtimes=runtime.runtimes,
         )
+        # containerd itself checks the file before it replaces the old one; before its installation it can't.
         validate = ["containerd", "--config", "%s", "config", "dump"] if there else []
         for path, text in containerd.files(texts, there, runtime.dropin, settings).items():
             plan.write(node, path, text, notify=restart, validate=validate)
+    # bootstrap.sh replaces the configuration at the join: a drop-in of the unit adds the runtime to it.
     if managed and joins == BOOTSTRAP and runtime.runtimes:
         unit = role.template(
             "containerd.service.conf.j2", runtimes=runtime.runtimes, default=runtime.default, adder=ADDER
@@ -233,6 +242,7 @@ def daemon_json(
     kept = {key: value for key, value in _parsed(text).items() if key not in without or value != without[key]}
     merged = _merged(kept, keys)
     for preference in preferences:
+        # A file with any of the keys has decided the matter: its author knows better.
         if not set(preference) & set(merged):
             merged |= {key: value for key, value in preference.items() if value is not None}
     return merged
@@ -260,6 +270,7 @@ def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping) and isinstance(before, Mapping):
             result[key] = _merged(before, value)
         elif isinstance(value, list) and isinstance(before, list):
+            # `name=value` options: a second value of the same name would be refused by Docker.
             names = {_option(item) for item in value}
             result[key] = [item for item in before if _option(item) not in names] + list(value)
         else:

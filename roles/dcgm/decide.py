@@ -23,7 +23,9 @@ PREFERENCES = "/etc/apt/preferences.d/gpukiln-dcgm"
 COUNTERS = "/etc/dcgm-exporter/gpukiln-counters.csv"
 PACKAGES_COUNTERS = "/etc/dcgm-exporter/default-counters.csv"
 RESTART = "Restart DCGM"
+# an IPv6 address in brackets, or a name, an IPv4 address or nothing, then the port
 ADDRESS = r"(\[[0-9a-fA-F:]*\]|[0-9A-Za-z.-]*):[0-9]+"
+# lists the GPUs that DCGM's engine sees
 DISCOVERY = ["dcgmi", "discovery", "-l"]
 
 
@@ -75,6 +77,7 @@ def decide(role: Role, node: Node) -> Plan:
     if role["exporter"]:
         absent[EXPORTER_UNIT] = missing(node, [EXPORTER], role["exporter_version"])
         plan.install(absent[EXPORTER_UNIT], role["exporter_version"])
+    # Held: another version comes by components.yaml.
     free = unheld(
         node, [name for name in (*names, *[EXPORTER] * role["exporter"]) if name not in plan.packages]
     )
@@ -111,6 +114,7 @@ def decide_runtime(role: Role, node: Node) -> Plan:
             # In a first run in check mode they are not there yet.
             if node["units"][unit]["there"]:
                 plan.start_unit(node, unit)
+    # An address that means every interface is reached by loopback.
     local = re.sub(r"^(0\.0\.0\.0|\[::\])?:", "127.0.0.1:", role["exporter_address"])
     plan.do = {"gpus": len(node["pci"]["gpus"]), "url": f"http://{local}/metrics"}
     return plan
@@ -123,6 +127,7 @@ def look_sees(_role: Role) -> Looks:
 def decide_sees(_role: Role, node: Node) -> Plan:
     """Refuse where DCGM does not see every GPU; `do`: `answered` says that asking again changes nothing."""
     answer, gpu_count = node["answers"]["discovery"], len(node["pci"]["gpus"])
+    # dcgmi prints `8 GPUs found.`
     seen = sum(map(int, re.findall(r"(\d+) GPUs? found", answer["stdout"])))
     if answer["rc"] == 0 and seen == gpu_count:
         return Plan()

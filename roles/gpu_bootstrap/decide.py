@@ -15,7 +15,7 @@ FOLDER = "/etc/gpukiln"
 SETTINGS, EXPECTED = f"{FOLDER}/bootstrap.env", f"{FOLDER}/expected.json"
 UNIT = "gpukiln-bootstrap.service"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
-READY = "Ready the node anew"
+READY = "Prepare the node again"
 # What the kubelet takes as the name and the value of a label.
 LABEL_NAME = r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
 LABEL_VALUE = r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?"

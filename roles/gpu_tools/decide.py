@@ -16,6 +16,7 @@ from ..plan import Looks, Node, Plan, Role
 
 PACKED = Path(__file__).parent / "files/node"
 """A collection has the files of a node, as `zipapp.tree` made them when it was built."""
+# its members may lease GPUs
 GROUP = "gpu"
 SETTINGS, MIG = "/etc/gpukiln/gpus.toml", "/etc/gpukiln/mig.yaml"
 PROGRAM = "/usr/local/bin/gpukiln-gpu"
@@ -23,6 +24,7 @@ FOLDERS = ("/etc/gpukiln", "/var/lib/gpukiln")
 STATE = "/var/lib/gpukiln/gpus"
 UNITS = "/etc/systemd/system"
 PLACES = (UNITS, *(f"{UNITS}/{target}.target.wants" for target in ("timers", "sockets", "multi-user")))
+# Units and links of an earlier run whose option is off now.
 EARLIER = tuple(f"{place}/gpukiln-gpu-*" for place in PLACES)
 HEALTH, HEALTH_TIMER = "gpukiln-gpu-health.service", "gpukiln-gpu-health.timer"
 CUT = "gpukiln-gpu-mig.service"
@@ -64,9 +66,11 @@ def decide(role: Role, node: Node) -> Plan:
     """
     plan = Plan()
     settings = settings_text(role["limits"], role["busy"], role["price"])
+    # An empty configuration needs no check, and no process on the controller.
     if settings != HEAD and (reason := _refusal(settings)):
         return plan.refuse(reason)
     select, configs = role["mig_select"], role["mig_config"].get("mig-configs", {})
+    # The program would fail at boot, when nobody looks.
     if select and select not in configs:
         return plan.refuse(
             f"Found gpu_tools_mig_select {select}, wanted a key of mig-configs in gpu_tools_mig_config:"
@@ -76,6 +80,7 @@ def decide(role: Role, node: Node) -> Plan:
     _add_program(plan, node)
     roots = {"mode": "0755", "uid": 0, "gid": 0}
     differ = [path for path in FOLDERS if node["folders"][path] != roots]
+    # Only missing ones: /usr/local/bin and its kin belong to the system.
     differ += [path for path in _parents() if not node["folders"][path]]
     plan.folders = dict.fromkeys(differ, "0755")
     plan.write(node, SETTINGS, settings)
@@ -101,6 +106,7 @@ def decide_runtime(role: Role, node: Node) -> Plan:
 
 def _add_group(plan: Plan, role: Role, node: Node) -> None:
     known = node["answers"]["group"]
+    # getent prints name:password:gid:members (group(5)).
     number = known["stdout"].split(":")[2] if known["rc"] == 0 else None
     plan.do["group"] = number is None
     plan.do["users"] = [
@@ -123,6 +129,7 @@ def _add_program(plan: Plan, node: Node) -> None:
     there = node["files"][PROGRAM] or {}
     seen = (there.get("sha256"), there.get("mode"), there.get("uid"), there.get("gid"))
     plan.do |= {"program": "", "place": ""}
+    # By checksum: the program is a ZIP file, whose text is not compared.
     if seen != (hashlib.sha256(program.read_bytes()).hexdigest(), "0755", 0, 0):
         plan.do["program"] = str(program)
         place = str(Path(PROGRAM).parent)
@@ -143,6 +150,7 @@ def _packed_now() -> Path:
     from gpukiln.gpus import zipapp  # noqa: PLC0415 - a collection has what it makes, and needs no gpukiln
     from gpukiln.state import state_home  # noqa: PLC0415
 
+    # In the state folder: a wheel's own folder may be read-only.
     return zipapp.tree(state_home() / "gpu-tools")
 
 
@@ -158,6 +166,7 @@ def _manual() -> list[str]:
 
 def _add_units(plan: Plan, role: Role, node: Node) -> None:
     earlier = [Path(path) for pattern in EARLIER for path in node["globs"][pattern]]
+    # Stopped before the file goes: systemd could not stop a unit that it no longer knows.
     unwanted = [path for path in earlier if path.name not in _units(role)]
     plan.do["stop"] = [path.name for path in unwanted if str(path.parent) == UNITS]
     plan.remove(map(str, unwanted))
@@ -174,11 +183,13 @@ def _add_units(plan: Plan, role: Role, node: Node) -> None:
 
 def _units(role: Role) -> list[str]:
     chosen = [HEALTH, HEALTH_TIMER] * bool(role["health"]) + [CUT] * bool(role["mig_select"])
+    # Leases are always there; the others are options.
     return [LEASES, LEASES_SOCKET, *chosen]
 
 
 def _started(role: Role) -> list[str]:
     """What starts at boot."""
+    # Timer and socket start these two.
     return [name for name in _units(role) if name not in (HEALTH, LEASES)]
 
 

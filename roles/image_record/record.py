@@ -44,6 +44,7 @@ def image_record(
     return {
         **image,
         "components": decided,
+        # The newest kernel is what the boot loader starts, whatever runs during the bake.
         "kernel": max(modules, key=_age, default=None),
         "kernels": sorted(modules),
         "packages": dict(packages),
@@ -92,6 +93,7 @@ def _details(packages: Mapping[str, str], dpkg: str, copyright_lines: str) -> di
     licenses: dict[str, set[str]] = {}
     for line in copyright_lines.splitlines():
         path, _, rest = line.partition(":")
+        # One package may have files of several licences.
         if name := " ".join(rest.partition(":")[2].split()):
             licenses.setdefault(path.split("/")[-2], set()).add(name)
     details: dict[str, dict[str, Any]] = {}

@@ -34,6 +34,7 @@ DROPINS = tuple(
 )
 WRAPPER = "/usr/local/bin/nvidia-docker"
 DAEMON_JSON = "/etc/docker/daemon.json"
+# the loaded version, the library's version in the specification, and nvidia-uvm's node
 DESCRIBES = r"^[0-9.]+$|libcuda\.so\.[0-9]+\.[0-9.]*[0-9]|/dev/nvidia-uvm$"
 
 
@@ -67,6 +68,7 @@ def decide(role: Role, node: Node) -> Plan:
     plan.lines += [f"-{name}" for name in predecessors]
     absent = missing(node, PACKAGES, role["version"])
     plan.install(absent, role["version"])
+    # Held: engines start the toolkit's programs, and a new version comes by components.yaml.
     for name in unheld(node, set(PACKAGES) - set(absent)):
         plan.packages.append(name)
         plan.lines.append(f"hold {name}")
@@ -79,6 +81,7 @@ def decide(role: Role, node: Node) -> Plan:
         "replaces": list(REPLACES),
     }
     gpu_presence.have(plan, node)
+    # The toolkit's own units fail on a machine without a GPU; the drop-in has a condition.
     for path in DROPINS:
         plan.write(node, path, role.file("nvidia-cdi-refresh.conf"))
     if docker2:
@@ -108,6 +111,7 @@ def decide_runtime(role: Role, node: Node) -> Plan:
     lines = [line.partition(":")[::2] for line in node["answers"]["described"]["stdout"].splitlines()]
     loaded = next((said for path, said in lines if path == role["loaded_file"]), "")
     described = {said.replace("libcuda.so.", "") for path, said in lines if path == role["cdi_file"]}
+    # The same version in both, and nvidia-uvm: the specification is current.
     if described == {"/dev/nvidia-uvm", loaded}:
         return plan
     if not loaded and not role.check:

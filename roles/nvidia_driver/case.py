@@ -46,6 +46,7 @@ class Case:
     @classmethod
     def of(cls, role: Role, node: Node) -> "Case":
         """The one of what is installed."""
+        # The first installed candidate: two kinds of modules can't be installed at once.
         case = cls(role, node)
         return case.taking(next((name for name in case.candidates if name in case.packages), ""))
 
@@ -85,6 +86,7 @@ class Case:
     def fabric(self) -> bool:
         """Whether the fabric manager is wanted."""
         there = self.node["pci"]
+        # NVLink 5 switches are no PCI devices, so the GPUs' ids decide there.
         switched = there["switches"] or any(device["id"] in gpus.nvlink5_ids() for device in there["gpus"])
         asked = self.role["fabric_manager"]
         return asked == "always" or bool(asked == "auto" and there["gpus"] and switched)
@@ -105,6 +107,7 @@ class Case:
     @cached_property
     def wanted(self) -> list[str]:
         """The packages of the driver's version."""
+        # Only where there is NVSwitch: the package's service fails elsewhere.
         fabric = self.origin.fabric if self.fabric else ()
         return [*self.origin.packages, *self.role["extra_packages"], *fabric]
 
@@ -112,6 +115,7 @@ class Case:
     def others(self) -> list[str]:
         """Installed packages of another branch, or that bring the modules in another way."""
         of = packages.driver_branches(self.packages)
+        # DKMS's and precompiled modules of the same branch exclude each other.
         built = self.origin.other_build
         return [
             name
@@ -128,6 +132,7 @@ class Case:
     def series(self) -> list[str]:
         """What metapackages of the kernel end with; an LTS release's cloud images follow a series of it."""
         flavour = kernels.kernel_flavour(self.kernels[-1]) if self.kernels else ""
+        # Ubuntu's metapackages of an LTS release: linux-aws-lts-22.04
         return [f"{flavour}-lts-{self.role.system.version}", flavour]
 
     @property
@@ -206,6 +211,7 @@ class Case:
         Args:
             written: Whether these are written now.
         """
+        # The initramfs has a copy of this file, which nouveau's block depends on.
         settings = self.node["files"].get(MODPROBE)
         since = settings["mtime"] if settings else 0
         return [
@@ -270,6 +276,7 @@ class Case:
     def signer(self) -> str:
         """The certificate's serial number, as modinfo shows who signed: 3A:0B; empty where there is none."""
         answer = self.node["answers"].get("serial", {"stdout": ""})
+        # openssl prints serial=3A0B.
         number = answer["stdout"].strip().partition("=")[2].upper()
         return ":".join(re.findall("..", number))
 
@@ -297,6 +304,7 @@ class Case:
 
     @property
     def dkms_from_elsewhere(self) -> bool:
+        # RHEL and its kin have no DKMS; EPEL has.
         distributions = self.role["dkms_repository"].get("rpm", {}).get("distributions", [])
         return (
             not self.apt
@@ -307,6 +315,7 @@ class Case:
     @property
     def in_stream(self) -> bool:
         """Whether dnf has the branch's stream enabled, where it is to."""
+        # The file of dnf's own state; `dnf module list` takes seconds.
         said = (self.node["files"][STREAM_FILE] or {"text": ""})["text"].splitlines()
         return not self.origin.stream or {f"stream={self.origin.stream}", "state=enabled"} <= set(said)
 

@@ -46,9 +46,11 @@ APT_INSTALL = (
     "install",
     "--no-install-recommends",
     "--allow-downgrades",
+    # the role itself holds the driver's packages
     "--allow-change-held-packages",
     "--option=DPkg::Options::=--force-confdef",
     "--option=DPkg::Options::=--force-confold",
+    # unattended-upgrades runs at the first boot and holds the lock for minutes
     "--option=DPkg::Lock::Timeout=600",
 )
 PREFERRING = """\
@@ -95,6 +97,7 @@ def decide_packages(role: Role, node: Node) -> Plan:
     if case.signs:
         plan.do["signing"] = _signing(plan, case)
     if case.source == "runfile" and not _has_libraries(case):
+        # Folders of the installer's archive, for --kernel-module-build-directory.
         kind = "kernel-open" if case.fit.modules == "open" else "kernel"
         plan.do["installer"] = {"kernel": case.kernels[-1], "modules": kind}
         plan.lines.append(f"+NVIDIA's installer {role['runfile']}")
@@ -113,7 +116,8 @@ def _precompiled(plan: Plan, case: Case) -> Case | Plan:
 
     They are built of one driver version for one kernel, and both may lag: their packages want
     nvidia-kernel-common of exactly that version (Depends: >= VERSION, <= VERSION-1), and the newest kernel
-    may have none yet. So a simulation of apt decides whether they can be installed with the driver, and for which kernels.
+    may have none yet. So a simulation of apt decides whether they can be installed with the driver, and for
+    which kernels.
     """
     answers = case.node["answers"]
     if "archive" not in answers:
@@ -161,7 +165,7 @@ def _by_apt(plan: Plan, case: Case) -> Plan:
     install = [*pins, *_kernel_pins(case), *(case.origin.nvlink5 if case.nvlink5 else ())]
     install += [name for name in case.modules_extra if name in known]
     # Precompiled modules bring their kernel; DKMS needs the headers of each. A kernel whose headers have left
-    # the archive is checked after the installation. Where they do not stay, they come when something is built.
+    # the archive is checked after the installation. Build tools that do not stay come when they are needed.
     if case.precompiled:
         install.append(case.precompiled)
     elif case.role["keep_build_tools"]:

@@ -248,6 +248,7 @@ def _removal(case: Case) -> Plan:
     settings = (MODPROBE, PREFERENCES, DKMS_SIGNING, DRACUT, FABRIC_DROPIN)
     plan.remove(path for path in settings if node["files"][path])
     locked = [*of_driver, *(name for name in case.packages if KERNEL_RPMS.fullmatch(name))]
+    # Holds go first: apt and dnf would refuse to remove a held package.
     kept = held(case, case.kernel_names if case.apt else locked)
     plan.do = {
         "way": "remove",
@@ -342,6 +343,7 @@ def decide_finish(role: Role, node: Node) -> Plan:
     """
     case = Case.of(role, node)
     bad, newest_is_good = case.bad, case.kernels[-1] not in case.bad
+    # Never the newest kernel: it is the one that boots.
     purge = bad if role["purge_other_kernels"] and newest_is_good else []
     if bad and not purge:
         return Plan(refusal=_without_module(case))

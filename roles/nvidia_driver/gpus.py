@@ -54,10 +54,12 @@ def driver_fit(version: str, modules: str, present: list[str], keys: list[str]) 
         present: PCI device ids of the GPUs on the bus, for example `["0x1eb8"]`.
         keys: Keys of the catalogue, for example `["t4"]`: what the machine is for.
     """
+    # An image for no GPU in particular: proprietary modules drive every GPU up to Hopper.
     if not present and not keys:
         return Fit("proprietary" if modules == "auto" else modules, nvlink5=False, problems=[])
     known = catalogue()["gpus"]
     by_id = {pci_id: board for board in known.values() for pci_id in board.get("pci_ids", [])}
+    # sysfs has 0x1eb8, the catalogue 1EB8.
     ids = [pci_id.lower().removeprefix("0x").upper() for pci_id in present]
     problems = [
         f"no GPU '{key}' in the catalogue, wanted one of {', '.join(known)}"
@@ -68,6 +70,7 @@ def driver_fit(version: str, modules: str, present: list[str], keys: list[str]) 
         by_id[pci_id] for pci_id in ids if pci_id in by_id
     ]
     unknown = sorted({pci_id for pci_id in ids if pci_id not in by_id})
+    # With an explicit kind the administrator has decided.
     if unknown and modules == "auto":
         problems.append(
             f"the catalogue does not know the GPU 10DE:{', 10DE:'.join(unknown)}: set nvidia_driver_modules"
@@ -82,6 +85,7 @@ def driver_fit(version: str, modules: str, present: list[str], keys: list[str]) 
 
 def _choose(boards: list[dict[str, Any]], version: str) -> str:
     """Open modules where every GPU can have them and NVIDIA suggests them (560 and later), or must."""
+    # Blackwell and Grace Hopper have no proprietary modules.
     if any(board["modules"] == "open" for board in boards):
         return "open"
     suggested = _key(version) >= (560,) and boards

@@ -16,6 +16,7 @@ def kernel_release_sort(releases: Iterable[str]) -> list[str]:
     Returns:
         The sorted releases; the last one is what the bootloader starts.
     """
+    # Numbers as numbers; text sorts before them, as -rc before the release.
     return sorted(releases, key=lambda r: [(int(p), "") if p.isdigit() else (-1, p) for p in _parts(r)])
 
 
@@ -57,6 +58,7 @@ def precompiled_lag(
         The reason; empty where every kernel that stays has its modules.
     """
     if trial["rc"] != 0:
+        # apt's own reason, from `The following packages have unmet dependencies`.
         wants = "; ".join(re.findall(r"Depends: (.+)", trial["stdout"]))
         return f"its packages can't be installed with it ({wants or trial['stderr'].strip()})"
     brought, gone = (
@@ -69,6 +71,7 @@ def precompiled_lag(
     )
     new = {match[1] for name in names if (match := image.fullmatch(name)) and name not in packages}
     covered = {match[1] for name in names if (match := modules.fullmatch(name))}
+    # Kernels that stay or come; only the newest counts where the others are purged.
     after = kernel_release_sort([*kernels, *(new - set(kernels))])
     bare = [kernel for kernel in (after if updates is None else after[-1:]) if kernel not in covered]
     if bare:

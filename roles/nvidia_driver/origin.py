@@ -67,8 +67,10 @@ def _debian(opened: bool) -> Origin:
 
 
 def _ubuntu(branch: int, opened: bool, precompiled: str) -> Origin:
+    # Ubuntu's -server packages: long-lived branches, without a desktop's parts.
     suffix = f"{branch}-server"
     kind = f"{suffix}-open" if opened else suffix
+    # Packages of the other kind of build: only one kind may bring the modules.
     built = rf"linux-(modules|objects|signatures)-nvidia-{branch}-"
     return Origin(
         packages=(
@@ -118,5 +120,6 @@ def _nvidia_dnf(branch: int, opened: bool) -> Origin:
         ),
         fabric=("nvidia-fabricmanager" if branch >= 580 else "nvidia-fabric-manager",),
         nvlink5=("nvlsm", "infiniband-diags"),
+        # NVIDIA's modular rpms have a stream a branch and kind of modules.
         stream=f"{branch}-{'open' if opened else 'dkms'}",
     )

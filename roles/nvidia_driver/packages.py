@@ -6,10 +6,12 @@ from typing import Any
 
 from ..plan import upstream
 
+# Names of the driver's packages of Debian, Ubuntu, NVIDIA, and their rpms.
 NAME = re.compile(
     r"(lib|kmod-|xserver-xorg-video-|firmware-)?(nvidia|cuda|nvcuvid|nvoptix)"
     r"|libnv|linux-(modules|objects|signatures)-nvidia"
 )
+# Three digits from 300 on: CUDA's and the toolkit's versions begin with one or two.
 VERSION = re.compile(r"[3-9]\d\d\.\d+(\.\d+)?$")
 OWN_PACE = frozenset(
     ("nvidia-persistenced", "nvidia-modprobe", "nvidia-settings", "nvidia-xconfig", "libxnvctrl0")
@@ -37,6 +39,7 @@ def madison_versions(text: str, package: str) -> list[str]:
     Returns:
         The versions in apt's order.
     """
+    # Warnings of apt between the rows have no columns.
     return [row[1] for row in rows(text) if len(row) >= 2 and row[0] == package]
 
 
@@ -57,6 +60,7 @@ def driver_pins(
     pins, missing = [], []
     for name in names:
         installed = [p["version"] for p in packages.get(name, [])]
+        # The installed version first, so that nothing is moved without need.
         versions = [v for v in installed + madison_versions(text, name) if upstream(v) == version]
         if versions:
             pins.append(f"{name}={versions[0]}")
@@ -117,6 +121,7 @@ def simulated_strangers(text: str, branch: int) -> list[str]:
     Returns:
         `name version` of each.
     """
+    # apt's simulation: Inst NAME [OLD] (NEW SOURCE [ARCH])
     rows = re.findall(r"(?m)^Inst (\S+) (?:\[[^]]*\] )?\((\S+)", text)
     return [
         f"{name} {version}"

@@ -11,6 +11,7 @@ DRIVERS_UNIT = f"/usr/lib/systemd/system/{UNIT}"
 OWN_UNIT = f"/etc/systemd/system/{UNIT}"
 DROPIN = f"{OWN_UNIT}.d/gpukiln.conf"
 RESTART = "Restart nvidia-persistenced"
+# one line a GPU: Enabled or Disabled
 MODE = ["nvidia-smi", "--query-gpu=persistence_mode", "--format=csv,noheader"]
 
 
@@ -36,11 +37,13 @@ def decide(role: Role, node: Node) -> Plan:
             " Install the driver first (role nvidia_driver), or say in nvidia_driver_source where it really"
             " comes from."
         )
+    # The package's user, else that of the driver's unit; the installer makes none.
     user = archive.get("user") or _user_of(there) or "nvidia-persistenced"
     gpu_presence.have(plan, node)
     restart = RESTART if runs(node, UNIT) else ""
     arguments = "".join(f" {argument}" for argument in role["arguments"])
     plan.write(node, DROPIN, role.template("gpukiln.conf.j2", user=user, arguments=arguments), notify=restart)
+    # NVIDIA's installer brings the program and no unit.
     if by_installer:
         plan.write(node, OWN_UNIT, role.file(UNIT), notify=restart)
         if not node["accounts"][user]:
@@ -68,6 +71,7 @@ def decide_runtime(role: Role, node: Node) -> Plan:
     # In a first run in check mode the unit is not there yet.
     if node["units"][UNIT]["there"]:
         plan.start_unit(node, UNIT)
+    # Not running yet: what the mode is is asked after the start.
     if UNIT in plan.start or role.check:
         return plan
     asked = decide_on(role, node)

@@ -64,6 +64,7 @@ class Repository:
     @property
     def text(self) -> str:
         if self.system.apt:
+            # A suite that ends with a slash has no component (sources.list(5)).
             suite = " ".join(filter(None, (self.given["suite"], self.given.get("component"))))
             return f"# {MANAGED}\ndeb [signed-by={self.keyring}] {self.url} {suite}\n"
         amazons = AMAZONS if self.system.distribution == "Amazon" else {}
@@ -184,6 +185,7 @@ def _filled(value: Any, system: System) -> Any:
     """What NVIDIA's CUDA repository calls distribution and architecture, filled in."""
     if not isinstance(value, str):
         return value
+    # NVIDIA's names of distributions: amzn2023, ubuntu2204, debian12, rhel9.
     names = {
         "Amazon": f"amzn{system.major}",
         "Ubuntu": f"ubuntu{system.version.replace('.', '')}",

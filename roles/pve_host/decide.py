@@ -22,13 +22,16 @@ STAMP = "/etc/gpukiln/pve-host.json"
 LOADED = ("vfio", "vfio_iommu_type1", "vfio_pci")
 # What would else take a function of a GPU first, at boot.
 AFTER = ("nouveau", "nvidia", "nvidiafb", "snd_hda_intel", "xhci_pci", "i2c_nvidia_gpu", "amdgpu")
+# PCI classes: VGA, 3D and other display controllers
 DISPLAY = ("0x0300", "0x0302", "0x0380")
+# domain:bus:device, with or without a function, as lspci -D prints it
 ADDRESS = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(\.[0-7])?"
 ID = r"[0-9a-f]{4}:[0-9a-f]{4}"
 INTEL_BEFORE = (6, 8)  # from there its IOMMU is on by itself
 
 
 def look(_role: Role) -> Looks:
+    # The same probe as node.passthrough's, so both agree on what a host has.
     host = ["python3", "-c", shared("gpukiln/probe/passthrough.py"), "/"]
     return {
         "node_facts": {
@@ -52,6 +55,7 @@ def decide(role: Role, node: Node) -> Plan:
             " GPU nodes without it are converged by ansible/node.yml."
         )
     host = json.loads(node["answers"]["host"]["stdout"])
+    # YAML reads 10 as a number, and sysfs writes addresses in lower case.
     given = [str(gpu).lower() for gpu in role["gpus"]]
     ids = [str(pci_id).lower() for pci_id in role["ids"]]
     if reason := _refusal(host, given, ids):
@@ -66,15 +70,18 @@ def decide(role: Role, node: Node) -> Plan:
     for path, text in texts.items():
         plan.write(node, path, text)
     commands = [["update-initramfs", "-u", "-k", "all"], *_boot(plan, node, arguments)]
+    # The stamp says that initramfs and boot loader were rebuilt with these very settings.
     digest = hashlib.sha256(json.dumps([texts, arguments], sort_keys=True).encode()).hexdigest()
     stamp = json.dumps({"sha256": digest}) + "\n"
     there = node["files"].get(STAMP)
     plan.do = {"commands": [], "stamp": [], "reboot": ""}
+    # A run that was killed between both writes no stamp, and the next one rebuilds.
     if plan.files or not there or there["text"] != stamp:
         plan.do["commands"] = commands
         plan.do["stamp"] = [File(STAMP, stamp)]
         plan.lines += [f"+{' '.join(command)}" for command in commands]
     plan.do["reboot"] = _reboot(role, host, sorted(addresses), arguments, pending=bool(plan.do["commands"]))
+    # Checked before anything is written: a refused run changes nothing.
     if plan.do["reboot"] and role["reboot"] and (running := _running(node)):
         return plan.refuse(
             f"Found that {', '.join(running)} run, and pve_host_reboot is set. Wanted none:"
@@ -97,7 +104,10 @@ def _refusal(host: dict[str, Any], given: list[str], ids: list[str]) -> str:
     for names, form, what in ((given, ADDRESS, "pve_host_gpus"), (ids, ID, "pve_host_ids")):
         if wrong := [name for name in names if not re.fullmatch(form, name)]:
             example = "0000:01:00" if what == "pve_host_gpus" else "10de:2236"
-            return f"Found {wrong[0]!r} in {what}, wanted such as {example}. This host has {listing or 'no GPU'}."
+            return (
+                f"Found {wrong[0]!r} in {what}, wanted a value such as {example}."
+                f" This host has {listing or 'no GPU'}."
+            )
     there = {_id(device) for device in host["devices"].values()}
     missing = [gpu for gpu in given if not _functions(host, gpu)] + [
         pci_id for pci_id in ids if pci_id not in there
@@ -108,6 +118,7 @@ def _refusal(host: dict[str, Any], given: list[str], ids: list[str]) -> str:
 
 
 def _functions(host: dict[str, Any], address: str) -> list[str]:
+    # Without a function all functions of the board are meant: its audio and USB go with it.
     if "." in address:
         return [address] if address in host["devices"] else []
     return sorted(function for function in host["devices"] if function.partition(".")[0] == address)
@@ -122,6 +133,7 @@ def _display(device: dict[str, Any]) -> bool:
 
 
 def _options(functions: list[str], ids: list[str], blacklist: list[str]) -> str:
+    # softdep: modprobe loads vfio-pci before these drivers (modprobe.d(5)).
     lines = [f"# {MANAGED}", *(f"softdep {name} pre: vfio-pci" for name in AFTER)]
     if ids:
         lines.append(f"options vfio-pci ids={','.join(ids)}")
@@ -145,6 +157,7 @@ def _intel(node: Node, host: dict[str, Any], given: list[str]) -> list[str]:
 def _boot(plan: Plan, node: Node, arguments: list[str]) -> list[list[str]]:
     """Have the next boot's arguments; returns what has to run after."""
     files, commands = node["files"], []
+    # A drop-in of GRUB's defaults: the administrator's file stays untouched.
     if files.get(GRUB_DEFAULTS):
         line = " ".join(["$GRUB_CMDLINE_LINUX_DEFAULT", *arguments])
         plan.write(node, GRUB, f'# {MANAGED}\nGRUB_CMDLINE_LINUX_DEFAULT="{line}"\n')
@@ -155,6 +168,7 @@ def _boot(plan: Plan, node: Node, arguments: list[str]) -> list[list[str]]:
         if missing:  # one line, and others' words stay
             plan.write(node, CMDLINE, " ".join([*words, *missing]) + "\n", mode=cmdline["mode"])
     if files.get(BOOT_TOOL):
+        # Copies kernel and arguments to each EFI system partition.
         commands.append(["proxmox-boot-tool", "refresh"])
     return commands
 
@@ -170,6 +184,7 @@ def _reboot(
     ]
     if pending:
         why.append("vfio-pci's options are new")
+    # Arguments are there and no IOMMU group exists: only the firmware can be the cause.
     if not why and not host["groups"]:
         return (
             "The IOMMU is off although the kernel has its arguments: turn VT-d or AMD-Vi on in the firmware,"

@@ -37,7 +37,7 @@ def _machine(folder: Path, said: str, errors: str, code: int) -> None:
 def _rescued(folder: Path) -> str:
     """What the role says where the module `apt` failed without a reason."""
     [whole] = yaml.safe_load((ROOT / "roles/apt_sources/tasks/install.yml").read_text())
-    [fetch] = [task for task in whole["block"] if task["name"] == "Have fresh package lists"]
+    [fetch] = [task for task in whole["block"] if task["name"] == "Refresh the package lists"]
     # As modules/apt.py of ansible-core says it
     failing = {"ansible.builtin.fail": {"msg": "Failed to update apt cache after 5 retries: "}}
     look, say = fetch["rescue"]

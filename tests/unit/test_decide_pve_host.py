@@ -145,9 +145,9 @@ def test_by_id_every_board_of_it() -> None:
         ({}, {"version": 127}, "Found no Proxmox VE"),
         ({"gpus": []}, {}, f"This host has {GPU} (10de:2236), {OTHER} (10de:2236)."),
         ({"gpus": ["0000:07:00"]}, {}, "Found no device 0000:07:00"),
-        ({"gpus": ["01:00"]}, {}, "wanted such as 0000:01:00"),
+        ({"gpus": ["01:00"]}, {}, "wanted a value such as 0000:01:00"),
         ({"gpus": [], "ids": ["10de:ffff"]}, {}, "Found no device 10de:ffff"),
-        ({"gpus": [], "ids": ["10de"]}, {}, "wanted such as 10de:2236"),
+        ({"gpus": [], "ids": ["10de"]}, {}, "wanted a value such as 10de:2236"),
         ({"reboot": True}, {"guests": "  120 train  running  16384\n"}, "Found that 120 run"),
     ],
 )

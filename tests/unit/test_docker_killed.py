@@ -30,7 +30,7 @@ def test_a_killed_build_is_not_called_running(builds, monkeypatch, capsys):
     monkeypatch.setattr(docker, "_builds", lambda: builds)
     docker.DockerList().run()
     assert "killed" in capsys.readouterr().out
-    with building._exclusive(builds.home):
+    with building._build_alone(builds.home):
         docker.DockerList().run()
     assert "running" in capsys.readouterr().out
 

@@ -168,7 +168,7 @@ def test_only_a_build_whose_image_is_still_there_makes_another_one_needless(tmp_
     assert why_build(plan, builds) == ["no image of it was built on this machine from debian-12 yet"]
     build = a_build(builds.folder / "1")
     assert find_existing_build(plan, builds, store) is None  # type: ignore[arg-type]
-    assert "the engine has it no more" in why_build(plan, builds)[0]
+    assert "the engine no longer has it" in why_build(plan, builds)[0]
     store.image = build.read().image  # type: ignore[assignment]
     assert find_existing_build(plan, builds, store) == build  # type: ignore[arg-type]
     changed = replace(plan, digest="other", inputs={**plan.inputs, "package git": "2"})

@@ -73,7 +73,7 @@ def test_what_is_typed_wrong_ends_with_2(typed, tmp_path, options, says):
     code, _, err = typed("export", image_id, output=str(tmp_path / "a.raw"), region=HOME, **options)
     assert code == 2
     assert says in err
-    assert "next: " in err or "none of" in err
+    assert "next: " in err or "one of" in err
 
 
 def test_a_key_goes_along(typed, tmp_path, monkeypatch):

@@ -170,7 +170,7 @@ def test_interrupted_it_goes_on_with_the_rest(golden, tmp_path, monkeypatch):
 
     # ended between the snapshot and the image: the next run makes the image of it
     other = replace(disk, sha256="0" * 64, tags={**disk.tags, "gpukiln:import": "0" * 64})
-    monkeypatch.setattr(import_disk, "_registered", interrupted)
+    monkeypatch.setattr(import_disk, "_register", interrupted)
     with pytest.raises(KeyboardInterrupt):
         import_disk.import_image(other, Cloud(), quiet())
     monkeypatch.undo()

@@ -255,7 +255,7 @@ def test_a_copy_that_failed_is_made_anew(records):
 def test_a_copy_can_be_released_itself(records):
     copy_id = publish(records, make_image("b1"), "b1")["eu-west-1"]
     asked = release_spec(copy_id, "b1", channel="stable")
-    asked = replace(asked, proof=replace(asked.proof, region="eu-west-1"))
+    asked = replace(asked, verification=replace(asked.verification, region="eu-west-1"))
     for _ in range(2):
         done = release(asked, Cloud("eu-west-1"), records, quiet())
         require_complete(done)

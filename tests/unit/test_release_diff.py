@@ -334,7 +334,7 @@ def test_the_notes_tell_what_is_new_and_what_to_mind(two, make, builds):
     text = make_notes(new, old)
     for said in (
         "# image 2\n",
-        "Verification FAILED: not to be rolled out: 2 passed, 1 failed, 0 not run.",
+        "Verification FAILED: do not roll it out: 2 passed, 1 failed, 0 not run.",
         "- nvidia_driver downgraded: 535.309.01 -> 535.288.01\n",
         "- fixes CVE-2025-23266, CVE-2025-23267, CVE-2026-24260\n",
         "- checks that no longer pass: a.worse\n",

@@ -32,12 +32,12 @@ def proof(*verdicts, known=True, **more):
     judged = {one.instance_type: summarize_verdict(one) for one in verdicts}
     if not known:
         judged = {name: replace(one, checks=None) for name, one in judged.items()}
-    return replace(found, **{"judged": judged, **more})
+    return replace(found, **{"verdicts": judged, **more})
 
 
 def test_what_no_gpu_judged_is_not_released():
     """The image that a second run finds where the first had no capacity for the other GPU."""
-    with pytest.raises(RefusedError, match="not shown on a machine with A10G") as caught:
+    with pytest.raises(RefusedError, match="not verified on a machine with A10G") as caught:
         require_verified("candidate", CANDIDATE, proof(T4), has_gpus=True)
     assert caught.value.details == ("a machine with A10G: it was not verified there",)
     assert f"ami.verify {AMI} --region {HOME} --for candidate" in caught.value.hint
@@ -99,10 +99,12 @@ def test_without_gpus_only_that_is_excused():
     }
     with pytest.raises(RefusedError, match="a machine with T4, a machine with A10G"):
         require_verified("stable", STABLE, proof(blind), has_gpus=True)
-    with pytest.raises(RefusedError, match="not shown on a machine with T4"):  # nothing is excused by itself
+    with pytest.raises(
+        RefusedError, match="not verified on a machine with T4"
+    ):  # nothing is excused by itself
         require_verified("x", replace(STABLE, excused_without_gpus=()), proof(blind), has_gpus=False)
     lacking = verdict(not_run=[("runtime.docker-nvidia", "left out")])
-    with pytest.raises(RefusedError, match="not shown on a machine"):
+    with pytest.raises(RefusedError, match="not verified on a machine"):
         require_verified("stable", STABLE, proof(lacking), has_gpus=False)
 
 
@@ -180,8 +182,8 @@ def test_only_what_passed_everywhere_can_be_selected():
 def test_verdicts_of_other_machines_count_beside_the_records():
     own, there = proof(T4), {**tags("b1", T4), **dict([summarize_verdict(A10G).tag])}
     both = with_tag_verdicts(own, there)
-    assert set(both.judged) == {"g4dn.xlarge", "g5.xlarge"}
-    assert both.judged["g4dn.xlarge"].checks is not None
+    assert set(both.verdicts) == {"g4dn.xlarge", "g5.xlarge"}
+    assert both.verdicts["g4dn.xlarge"].checks is not None
     forged = verdict(on="g4dn.xlarge", saw_gpu=True, not_run=[("boot.x", "y")])
     with pytest.raises(RefusedError, match="another verdict"):
         with_tag_verdicts(own, tags("b1", forged))

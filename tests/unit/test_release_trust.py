@@ -285,7 +285,7 @@ def test_copied_tags_and_a_replayed_statement_are_refused(typed, key, build, tmp
     for record in tmp_path.glob("builds/*/record.json"):  # nothing here says which image the build made
         record.unlink()
     plain = imitation(build.id)
-    refused(typed, plain, key, "no verdict on it that a trusted key signed")
+    refused(typed, plain, key, "no verdict that a trusted key signed")
     put(plain, "verdict/g4dn.xlarge", statements(AMI)["verdict/g4dn.xlarge"])
     refused(typed, plain, key, f"it is about arn:aws:ec2:us-west-2::image/{AMI}", f"wanted {plain} in {HOME}")
 
@@ -355,7 +355,7 @@ def test_an_edited_record_is_refused(typed, key, build, tmp_path):
     sign(AMI, key, tmp_path, judged=JUDGED, build=build)
     plain = imitation(build.id)
     build.write(replace(build.read(), bake=replace(BAKE, image_id=plain)))
-    refused(typed, "last", key, "no verdict on it that a trusted key signed")
+    refused(typed, "last", key, "no verdict that a trusted key signed")
 
 
 def test_a_failure_that_was_not_signed_counts_too(typed, key, build, tmp_path):

@@ -157,13 +157,13 @@ def test_it_takes_no_real_verdict_s_place(proven) -> None:
     record = build.read()
     [real] = record.verdicts
     rehearsed = replace(record, verdicts=(real, replace(real, simulated=True)))
-    assert rehearsed.judged == {real.instance_type: real}
+    assert rehearsed.newest_verdicts == {real.instance_type: real}
     assert rehearsed.verdict == real
     alone = replace(record, verdicts=(replace(real, simulated=True),))
-    assert alone.judged == {}
+    assert alone.newest_verdicts == {}
     assert alone.verdict == alone.verdicts[0]
     proof = verification_from_record(alone)
-    with pytest.raises(RefusedError, match="simulated GPUs alone") as caught:
+    with pytest.raises(RefusedError, match="simulated GPUs only") as caught:
         require_verified("candidate", load_channel("candidate"), proof, has_gpus=False)
     assert "without --simulated" in (caught.value.hint or "")
     with pytest.raises(UsageError, match="only on simulated ones"):
@@ -178,4 +178,6 @@ def test_a_channel_refuses_what_only_a_double_has_shown() -> None:
         for one in (DOUBLE, replace(REAL, instance_type="g5.xlarge"))
     }
     with pytest.raises(RefusedError, match=r"not `passed` on g4dn\.xlarge"):
-        require_verified("candidate", load_channel("candidate"), replace(proof, judged=judged), has_gpus=True)
+        require_verified(
+            "candidate", load_channel("candidate"), replace(proof, verdicts=judged), has_gpus=True
+        )

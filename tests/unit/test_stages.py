@@ -315,9 +315,9 @@ def build_from_a_stage(
     stages = of(cloud, "k")
     used = stages.newest()
 
-    def baked(_plan: Any, _cloud: Any, build: Build, *_: Any, made: Callable[[Bake], None]) -> Bake:
+    def baked(_plan: Any, _cloud: Any, build: Build, *_: Any, on_image: Callable[[Bake], None]) -> Bake:
         keep(cloud, build, said, "runtime")
-        made(replace(BAKE, stage=used))
+        on_image(replace(BAKE, stage=used))
         return replace(BAKE, stage=used)
 
     def unsigned(*_: Any) -> None:

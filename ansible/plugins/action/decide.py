@@ -49,7 +49,9 @@ class ActionModule(ActionBase):
         step = f"_{self._task.args['step']}" if self._task.args.get("step") else ""
         look, decide = (getattr(module, f"{verb}{step}") for verb in ("look", "decide"))
         known = self._task.args.get("known") or {}
+        # A fact, so that it counts across roles and plays of one run.
         acted = int(variables.get("ansible_facts", {}).get(ACTED, 0))
+        # Answers of before a change are stale.
         seen = known.get("node") if known.get("acted") == acted else None
         node, looks = _plain(seen) if seen else {}, 0
         asked = {} if seen else look(role)
@@ -65,6 +67,7 @@ class ActionModule(ActionBase):
             plan = decide(role, node)
             if plan.refusal:
                 return {"failed": True, "changed": False, "msg": plan.refusal, "do": plan.do}
+            # Jinja reads plan.do.items as the method, not as the key.
             if clash := sorted(set(plan.do) & set(dir(dict))):
                 raise AnsibleActionFail(
                     f"the role {role.name} has {clash} in do, which Jinja takes for methods"
@@ -81,6 +84,7 @@ class ActionModule(ActionBase):
             "act": act,
             "acted": acted,
             "ansible_facts": {ACTED: acted + 1} if act else {},
+            # Texts are large, may be private, and are registered and logged by Ansible.
             "node": _without_texts(node),
             "looks": looks,
             "diff": plan.diffs() if role.check else [],
@@ -112,6 +116,7 @@ class _Variables(Mapping[str, Any]):
         self._done: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
+        # Lazily: a role's unused variable may refer to one that is not defined.
         if name not in self._done:
             self._done[name] = self._action._template(self._all[self._prefix + name])
         return self._done[name]
@@ -126,12 +131,14 @@ class _Variables(Mapping[str, Any]):
 def _import(name: str) -> Any:
     """A module below roles/, of the collection or of the checkout."""
     package = f"{PACKAGE}.roles"
+    # Outside a collection the plug-in has Ansible's own package name.
     if PACKAGE == "ansible":
         package = "roles"
         if str(ROOT) not in sys.path:
             sys.path.insert(0, str(ROOT))
     try:
         return importlib.import_module(f"{package}.{name}")
+    # Ansible may run in an environment of its own, without gpukiln's dependencies.
     except ModuleNotFoundError as error:
         raise AnsibleActionFail(
             f"Found no Python module {error.name} where Ansible runs, wanted it for roles/{name}:"
@@ -166,6 +173,7 @@ def _plain(value: Any) -> Any:
         return {_plain(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set):
         return [_plain(item) for item in value]
+    # bool before int, whose subclass it is.
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return kind(value)

@@ -30,7 +30,9 @@ DOCUMENTATION = """
     requirements: [enable in configuration]
 """
 
+# characters
 MESSAGE_LIMIT = 4000
+# the end of an output has the error
 TAIL_LINES = 15
 CENSORED = "the output is hidden because the task handles secrets (no_log)"
 
@@ -66,17 +68,20 @@ def failure_message(result: Mapping[str, Any]) -> str:
         The message, the last lines of standard error (of standard output where that is empty), and for a
         loop the items that failed.
     """
+    # Ansible's own mark, and the task's keyword of a result that was not censored yet.
     if result.get("censored") or result.get("_ansible_no_log"):
         return CENSORED
     items = [item for item in result.get("results") or [] if isinstance(item, Mapping)]
     failed = [item for item in items if item.get("failed") or item.get("unreachable")]
     if failed:
         label = "_ansible_item_label"
+        # Items may hold a token, such as a repository's address.
         names = [redact(str(item.get(label, item.get("item", "item")))) for item in failed]
         parts = [f"{name}: {failure_message(item)}" for name, item in zip(names, failed, strict=True)]
         return _end_of("\n".join(parts))
     # Redacted before it is cut: what is left of a private key would not be recognised.
     lines = [redact(str(result.get("msg") or result.get("reason") or "").strip())]
+    # module_stderr: a module that crashed, without a result of its own.
     said = str(result.get("stderr") or result.get("module_stderr") or "").strip()
     said = said or str(result.get("stdout") or result.get("module_stdout") or "").strip()
     ending = redact(said).splitlines()
@@ -117,6 +122,7 @@ class CallbackModule(CallbackBase):
         self._play = play.get_name().strip()
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:  # noqa: ARG002
+        # By the task's id: names repeat in a play.
         self._started[task._uuid] = time.monotonic()
         self._write("task_start", play=self._play, task=task.get_name().strip(), action=task.action)
 
@@ -124,6 +130,7 @@ class CallbackModule(CallbackBase):
         self.v2_playbook_on_task_start(task, False)
 
     def _end(self, result: Any, status: str, message: str = "") -> None:
+        # Older versions of Ansible have both with an underscore only.
         task = getattr(result, "task", None) or result._task
         host = getattr(result, "host", None) or result._host
         started, fields = self._started.get(task._uuid, time.monotonic()), _fields(result)

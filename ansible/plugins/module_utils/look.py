@@ -15,6 +15,7 @@ LOCKS = "/etc/dnf/plugins/versionlock.list"
 UNIT_PROPERTIES = "Id,LoadState,UnitFileState,ActiveState,NeedDaemonReload"
 GPU_CLASSES = ("0x0300", "0x0302")  # VGA controller, 3D controller; audio and USB have others
 SWITCH_CLASS = "0x0680"
+# modinfo and rpm take seconds on a busy node; a hung NFS mount would take forever
 COMMAND_SECONDS = 120
 
 
@@ -24,17 +25,20 @@ def run(argv, seconds=COMMAND_SECONDS):
     Returns:
         {rc, stdout, stderr}; rc 127 where it is not there, 124 where it did not end in time.
     """
+    # Output is parsed, so no translation of it; sudo's PATH often lacks sbin.
     env = {**os.environ, "LC_ALL": "C"}
     env["PATH"] = env.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
     try:
         done = subprocess.run(
             argv,
+            # a program that asks must fail, not wait
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=seconds,
             env=env,
             check=False,
         )
+    # The codes of a shell and of timeout(1), so that callers check rc alone.
     except FileNotFoundError:
         return {"rc": 127, "stdout": "", "stderr": f"found no program {argv[0]}"}
     except subprocess.TimeoutExpired:
@@ -46,6 +50,7 @@ def run(argv, seconds=COMMAND_SECONDS):
 def uses_dpkg():
     """Whether the packages of this machine are Debian's."""
     text = read("/etc/os-release") or ""
+    # os-release(5): derivatives of Debian name it in ID_LIKE.
     return bool(re.search(r"(?m)^ID(_LIKE)?=.*debian", text))
 
 
@@ -65,17 +70,21 @@ def packages(patterns):
 
 
 def _dpkg(patterns):
+    # dpkg-query(1): want, status and error, for example `ii` or `hi` (held).
     form = "${db:Status-Abbrev}|${Package}|${Version}|${Architecture}\n"
     installed = {}
     for line in run(["dpkg-query", "--show", "--showformat", form, *patterns])["stdout"].splitlines():
         state, name, version, arch = line.split("|")
+        # Removed packages with configuration files left are `rc`.
         if state[1:2] == "i":
             installed.setdefault(name, []).append({"version": version, "arch": arch, "held": state[0] == "h"})
     return installed
 
 
 def _rpm(patterns):
+    # EPOCHNUM is 0 where there is no epoch, and is cut again below.
     form = "%{NAME}|%{EPOCHNUM}:%{VERSION}-%{RELEASE}|%{ARCH}\n"
+    # `!` excludes a version, which is no lock (dnf-versionlock).
     locked = {lock_name(line) for line in (read(LOCKS) or "").splitlines() if line[:1] not in ("", "#", "!")}
     installed = {}
     for line in run(["rpm", "-qa", "--queryformat", form, *patterns])["stdout"].splitlines():
@@ -87,6 +96,7 @@ def _rpm(patterns):
 
 def lock_name(line):
     """The package of a line of versionlock.list, for example `dkms-0:3.2.1-1.el9.*`."""
+    # Version and release have no dash, names may have.
     return re.sub(r"-[^-]+-[^-]+$", "", line.strip())
 
 
@@ -110,6 +120,7 @@ def file_facts(path, text=True):
     """
     try:
         with open(path, "rb") as file:
+            # One open file for text and facts: it may be replaced meanwhile.
             content = file.read()
             state = os.fstat(file.fileno())
     except OSError:
@@ -139,6 +150,7 @@ def folder_facts(path):
 
 def matches(pattern):
     """The paths that a pattern names, those of dangling links too."""
+    # glob finds dangling links, os.path.exists would not.
     return sorted(glob.glob(pattern, recursive=True))
 
 
@@ -157,6 +169,7 @@ def units(names):
     if not names:
         return {}
     answer = run(["systemctl", "show", "--property=" + UNIT_PROPERTIES, "--", *names])
+    # systemctl prints the units in the order of its arguments, an empty line between them.
     blocks = [block for block in answer["stdout"].split("\n\n") if block.strip()]
     states = {}
     for name, block in zip(names, blocks):
@@ -172,6 +185,7 @@ def units(names):
 
 def keyring(path):
     """Fingerprints of the primary keys in a keyring; empty where there is none, or nothing that reads it."""
+    # --no-autostart: no agent is left running on the node
     answer = run(["gpg", "--batch", "--no-autostart", "--show-keys", "--with-colons", path])
     return re.findall(r"(?m)^pub:.*\nfpr:+([0-9A-F]{40}):", answer["stdout"])
 
@@ -182,6 +196,7 @@ def account(name):
         entry = pwd.getpwnam(name)
     except KeyError:
         return None
+    # id asks the name service too (LDAP, SSSD), /etc/group would not be enough.
     groups = run(["id", "--groups", "--name", name])["stdout"].split()
     return {
         "uid": entry.pw_uid,
@@ -206,6 +221,7 @@ def pci_devices():
         device = {"address": os.path.basename(folder), "id": number}
         if vendor == "0x10de" and kind.startswith(GPU_CLASSES):
             devices["gpus"].append(device)
+        # Bridges of class 0680 are NVSwitches up to Hopper; later ones are no PCI devices.
         if vendor == "0x10de" and kind.startswith(SWITCH_CLASS):
             devices["switches"].append(device)
     return devices

@@ -51,8 +51,10 @@ from ansible.module_utils.basic import AnsibleModule
 from ..module_utils.look import matches, read, run, uses_dpkg
 
 KERNEL = re.compile(r"/boot/vmlinuz-(\d+\.\d.*)")  # a rescue kernel, vmlinuz-0-rescue-..., is none
+# names of Debian and of dracut's distributions
 INITRAMFS = ("/boot/initrd.img-{}", "/boot/initramfs-{}.img")
 FIELD = re.compile(r"(?m)^(filename|version|sig_key):\s+(.*)$")
+# `nvidia/535.309.01, 6.1.0-18-amd64, x86_64: installed` (dkms(8), status)
 DKMS_ROW = re.compile(r"(?m)^([^/,\s]+)/([^,\s]+), ([^,]+), [^:]*: (\w+)")
 COMPILES = re.compile(r"(binutils|build-essential|dpkg-dev)$")
 STAND_IN = "gpukiln-no-compiler"
@@ -61,6 +63,7 @@ STAND_IN = "gpukiln-no-compiler"
 def kernel_facts(release, modules):
     return {
         "initramfs": initramfs_written(release),
+        # DKMS needs the Makefile; the link alone may point to removed headers.
         "headers": os.path.exists("/lib/modules/" + release + "/build/Makefile"),
         "modules": {name: facts for name in modules for facts in [module_facts(release, name)] if facts},
     }

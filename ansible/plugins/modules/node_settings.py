@@ -47,6 +47,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.look import file_facts, folder_facts, run
 
+# systemd has to reread its units after a change below these
 UNIT_FOLDERS = ("/etc/systemd/", "/usr/lib/systemd/", "/lib/systemd/")
 LISTS = {"files": "dict", "absent": "str"}
 VERBS = ("enable", "start")
@@ -79,6 +80,7 @@ class Settings:
         content = text.encode()
         if (
             there
+            # a link is replaced by the file: its target may belong to another package
             and not os.path.islink(path)
             and (there["mode"], there["uid"], there["gid"]) == (mode, 0, 0)
             and there["text"] == text
@@ -94,11 +96,13 @@ class Settings:
             return
         folder = os.path.dirname(path)
         os.makedirs(folder, mode=0o755, exist_ok=True)
+        # In the same folder: os.replace is atomic within a file system only.
         handle, part = tempfile.mkstemp(prefix=".gpukiln-", dir=folder)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
                 os.fchmod(file.fileno(), int(mode, 8))
+                # Mode and owner before the rename: the file is never visible with others.
                 os.fchown(file.fileno(), 0, 0)
             self.accepted(path, [part if word == "%s" else word for word in validate])
             _label(part, path)
@@ -126,6 +130,7 @@ class Settings:
         self.diffs.append({"prepared": f"-{path}\n"})
         if self.check:
             return
+        # A link to a folder is unlinked, not followed.
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)
         else:
@@ -135,6 +140,7 @@ class Settings:
         self.changed = True
         if self.check:
             return
+        # A unit may take minutes to start.
         answer = run(["systemctl", *arguments], seconds=600)
         if answer["rc"] != 0:
             said = (answer["stderr"] or answer["stdout"]).strip()
@@ -146,6 +152,7 @@ class Settings:
 def _label(part, path):
     """SELinux's label of the place, which a renamed file would not take on."""
     if os.path.exists("/sys/fs/selinux/enforce") and shutil.which("matchpathcon"):
+        # rename(2) keeps the label of the temporary file.
         label = run(["matchpathcon", "-n", path])["stdout"].strip()
         run(["chcon", label, part])
 
@@ -164,6 +171,7 @@ def main():
         work.file(file["path"], file["text"], file.get("mode", "0644"), secret, validate)
     for path in asked["absent"]:
         work.remove(path)
+    # Before enable and start, which would use the old unit.
     if any(path.startswith(UNIT_FOLDERS) for path in work.written):
         work.systemctl("daemon-reload")
     for verb in VERBS:

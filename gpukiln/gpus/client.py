@@ -1,7 +1,7 @@
 """Opens the leases of this machine with the rights of the user who runs this program.
 
-Root opens the store itself. Members of the group `gpu` ask the service (`gpukiln.gpus.service`), which runs as
-root and reads the caller's user from the socket.
+Root opens the store itself. Members of the group `gpu` ask the service (`gpukiln.gpus.service`), which runs
+as root and reads the caller's user from the socket.
 """
 
 from __future__ import annotations
@@ -141,7 +141,9 @@ class MemberLeases:
             engine=engine,
         )
         considered = tuple(_candidate(data) for data in answer["considered"])
-        return LeaseGrant(read_lifeline(answer["lease"]), descriptors, considered, answer["why"], answer["indices"])
+        return LeaseGrant(
+            read_lifeline(answer["lease"]), descriptors, considered, answer["why"], answer["indices"]
+        )
 
     def release(
         self,

@@ -1,7 +1,8 @@
 """The table of GPU faults: severity, meaning, remedy and source of each.
 
 Everything that examines a GPU reads the table: the host suite (`rules`), `list` and leases (`health`), node
-health, `watch` (`insights`), and the alerts of the monitoring add-on. A fault of a device is a condition on the
+health, `watch` (`insights`), and the alerts of the monitoring add-on. A fault of a device is a condition on
+the
 device's fields, the same function for a snapshot and for the facts of the host suite; a fault of the kernel's
 log is a pattern. Xids have a table of their own, made from NVIDIA's catalogue: gpukiln/catalog/data/xid.yaml.
 
@@ -72,13 +73,14 @@ class LogFault:
     reset: bool = False
 
 
-# Recovery actions that the driver requests (nvml.h, nvmlDeviceGpuRecoveryAction_t), and how to carry them out.
+# Recovery actions that the driver requests (nvml.h, nvmlDeviceGpuRecoveryAction_t), and how to carry them
+# out.
 ACTIONS: Mapping[str, str] = {
     "gpu reset": "end the work on it, then `gpukiln-gpu reset`",
     "drain and reset": "end the work on it and on the GPUs that reach its memory, then `gpukiln-gpu reset`",
     "node reboot": "drain the node and reboot it: systemctl reboot",
     "system reboot": "drain the node and reboot it: systemctl reboot",
-    "drain P2P": "end the work on it and on the GPUs that reach its memory; start new work when the action is none",
+    "drain P2P": "end the work on it and on the GPUs that reach its memory; wait until the action is none",
     "recover IMEX domain": "restart nvidia-imex on every node of its domain",
     "bus reset": "drain the node and reboot it, with the power off in between",
 }
@@ -145,8 +147,9 @@ def thermal_margin(value: FieldReader) -> tuple[int, str] | None:
     >>> thermal_margin({"temperature_margin_c": 5, "temperature_margin_slowdown_c": -2}.get)
     (8, 'a margin of 5 degrees, wanted at least -2')
     """
-    # T.Limit, where a GPU has it: the margin of the slowdown is negative (-2 on H100, NVIDIA/NVSentinel#1371),
-    # and a smaller margin is too hot. Other GPUs have an absolute threshold, at which they are too hot.
+    # T.Limit, where a GPU has it: the margin of the slowdown is negative (-2 on H100,
+    # NVIDIA/NVSentinel#1371), and a smaller margin is too hot. Other GPUs have an absolute threshold, at
+    # which they are too hot.
     margin, slowdown = value("temperature_margin_c"), value("temperature_margin_slowdown_c")
     if margin is not None and slowdown is not None:
         return margin - slowdown + 1, f"a margin of {margin} degrees, wanted at least {slowdown}"

@@ -126,8 +126,8 @@ class WatchRule:
 def examine(watched: WatchData) -> tuple[Finding, ...]:
     """The findings of all rules, the most severe first.
 
-    The evidence of each has its numbers, the threshold with which they were compared, and window_s: the length
-    of the watch; 0 where the rule reads the last snapshot.
+    The evidence of each has its numbers, the threshold with which they were compared, and window_s: the
+    length of the watch; 0 where the rule reads the last snapshot.
     """
     findings = [
         Finding(
@@ -394,7 +394,7 @@ RULES: tuple[WatchRule, ...] = (
         "busy-unleased",
         "warning",
         "a process uses it without a lease",
-        "start the process with `gpukiln-gpu run`, or create a lease for it: `gpukiln-gpu leases --reconcile`",
+        "start it with `gpukiln-gpu run`, or create a lease for it: `gpukiln-gpu leases --reconcile`",
         _busy_unleased,
         {"utilization_percent": 10},
         window_s=2,
@@ -421,7 +421,7 @@ RULES: tuple[WatchRule, ...] = (
         "power-cap",
         "info",
         "its power limit lowers its clocks",
-        "this is normal under full load; compare the limit with the board's default: `nvidia-smi -q -d POWER`",
+        "this is normal under full load; compare it with the board's default: `nvidia-smi -q -d POWER`",
         _slowed("software power cap"),
         {"samples_percent": 50},
         window_s=2,

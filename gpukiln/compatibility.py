@@ -74,6 +74,8 @@ def required_drivers(
         toolkits: Every toolkit, and the driver released with it.
         floors: The first driver that runs applications of each CUDA major version.
     """
+    # Releases of one minor version have the same requirements: the first of them counts, and one that is not
+    # in the table yet is decided like the others.
     minor = version_key(cuda)[:2]
     released = [driver for full, driver in toolkits.items() if version_key(full)[:2] == minor]
     first = floors.get(str(minor[0])) if len(minor) == 2 else None
@@ -91,6 +93,7 @@ def driver_support(
     """
     has, first = version_key(driver), needed.first
     major, minor = version_key(cuda)[:2]
+    # NVIDIA's package names: cuda-compat-12-1.
     package, branch = f"cuda-compat-{major}-{minor}", has[0] if has else driver
     if has >= version_key(needed.native):
         message = f"driver {driver} is as new as CUDA {cuda}'s {needed.native}, or newer"

@@ -19,6 +19,7 @@ Only findings have a severity. The health of a GPU (sick, lost) and the state of
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 """The most severe first."""
 
+# Four outcomes, not a flag: a check that did not run must not look like one that passed.
 Outcome = Literal["passed", "failed", "not_run", "not_reached"]
 """not_run: a requirement of the check is missing, which is no fault; not_reached: an earlier failure, a tool
 that hangs, or a time limit has prevented the check. Both have a reason, and neither counts as passed.
@@ -45,6 +46,7 @@ class Finding:
     severity: Severity
     message: str
     object: str = ""
+    # A mapping has no hash: without it a finding can be in a set.
     evidence: Mapping[str, Any] = field(default_factory=dict, hash=False)
     remedy: str = ""
     source: str = ""

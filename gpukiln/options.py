@@ -98,6 +98,7 @@ def option(help: str, default: Any = "", **more: Any) -> Any:
 def options_of(kind: type) -> tuple[Option, ...]:
     """The options of a dataclass: its own first, then those of each base class."""
     declared = {field.name: field for field in fields(kind)}
+    # fields() has the base classes first; the help has the command's own options first.
     names = [name for group in kind.__mro__ for name in vars(group).get("__annotations__", ())]
     return tuple(
         Option(name, default=declared[name].default, **declared[name].metadata)
@@ -146,6 +147,8 @@ def add_to(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
         if option.default is False:
             more["action"] = "store_true"
         else:
+            # SUPPRESS leaves out what was not typed, so that settings and defaults can be told apart from
+            # typed values.
             more["action"] = "append" if isinstance(option.default, tuple) else _SingleValue
         parser.add_argument(*option.flags, **more)
 
@@ -182,6 +185,8 @@ def read(
     rest = [option for option in options if option.rest]
     if at < len(words) and not rest:
         raise UsageError(f"{name} takes no command, but -- {' '.join(words[at + 1 :])} is given")
+    # allow_abbrev: --for would be --force for one verb and --for for another; exit_on_error: errors have the
+    # form of UsageError.
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
     add_to(parser, options)
     try:
@@ -194,6 +199,7 @@ def read(
         raise UsageError(f"{typed_as} {'lacks its' if valued else 'takes no'} value", hint=see) from error
     typed = vars(namespace)
     for word in others:
+        # A lone - stands for standard input, and is a value.
         if word.startswith("-") and word != "-":
             raise _unknown(name, word.partition("=")[0], options, see)
     _take_positionals(typed, others, options)
@@ -204,6 +210,7 @@ def read(
         )
     if complete:
         typed = complete(options, typed)
+    # After `complete`: a setting of the project can supply a required option.
     lacking = [option for option in options if option.required and option.name not in typed]
     if lacking:
         raise UsageError(

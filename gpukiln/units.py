@@ -16,6 +16,7 @@ from gpukiln.errors import UsageError
 # At most 15 digits before and after the point: no amount needs more, and longer ones would be slow to
 # compute.
 _NUMBER = r"\+?(?:[0-9]{1,15}(?:\.[0-9]{0,15})?|\.[0-9]{1,15})(?:[eE][+-]?[0-9]{1,2})?"
+# Exponents of 1024 or 1000 by the letter of the unit.
 _BINARY = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 MIB, GIB = 1 << 20, 1 << 30
@@ -62,12 +63,14 @@ class Memory(int):
         number, unit = Decimal(match[1]), (match[2] or "").upper()
         if not unit and number:
             cls._check_bare(number, text.strip(), option)
+        # IEC 80000-13: KiB is 1024 bytes, KB and K are 1000.
         base = 1024 if "I" in unit else 1000
         size = number * (base ** _BINARY[unit.rstrip("IB")] if unit else MIB)
         if not size and not zero:
             raise UsageError(f"{option} {_short(text)} is not more than 0", hint=cls.WANTED)
         if size >= cls.LIMIT:
             raise UsageError(f"{option} {_short(text)} is 8 EiB or more", hint=cls.WANTED)
+        # Rounded up: a request for memory must not shrink.
         return cls(size.to_integral_value(ROUND_CEILING))
 
     @classmethod
@@ -195,6 +198,7 @@ class Money(Decimal):
         try:
             amount = cls(text.strip().removeprefix("$"))
         except InvalidOperation:
+            # Decimal accepts NaN and Infinity, and raises for other text; all of them are refused below.
             amount = cls(0)
         if not amount.is_finite() or amount <= 0:
             raise UsageError(f"{option} {_short(text)} is not a price", hint="wanted: USD, for example 2.50")

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from gpukiln.gpus.leases import LeaseGrant, lease
     from gpukiln.gpus.model import Device, GpuProcess, Snapshot
 
+# The library for programs of users (docs/gpus.md, "As a library"): everything else of the package may change.
 __all__ = ["Device", "GpuProcess", "LeaseGrant", "Snapshot", "lease", "snapshot"]
 # The module of each exported name; the others are of model.py.
 _FROM = {"LeaseGrant": "leases", "lease": "leases", "snapshot": "lease_overlay"}

@@ -23,6 +23,7 @@ from gpukiln.probe import xids
 FieldReader = Callable[[str], Any]
 """Returns a field of a device by its name in `gpukiln.gpus.model.Device`; None where it is not known."""
 
+# Sources of the rows; findings print them.
 MEMORY_GUIDE = "docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt"
 NVML_H = "nvml.h"
 
@@ -88,6 +89,7 @@ ACTIONS: Mapping[str, str] = {
 
 def _recovery_action(value: FieldReader) -> str | None:
     action = value("recovery_action")
+    # Older drivers do not report the field: null is no fault.
     if action in (None, "none"):
         return None
     how = ACTIONS.get(action)
@@ -124,6 +126,7 @@ def onoff(value: bool | None) -> str:
     return "unsupported" if value is None else "on" if value else "off"
 
 
+# Names of `gpu_facts.CLOCK_EVENTS`. NVML sets "hardware slowdown" for power, power brake and heat alike.
 THERMAL_EVENTS = ("software thermal slowdown", "hardware thermal slowdown")
 HARDWARE_EVENTS = ("hardware slowdown", "hardware power brake")
 
@@ -230,6 +233,8 @@ DEVICE_FAULTS: tuple[GpuFault, ...] = (
         _if_set("remap_failed", "a remapping of memory rows failed"),
     ),
     GpuFault(
+        # The volatile counter: a reset clears it, so a repaired GPU becomes healthy again. The lifetime
+        # counter is no fault.
         "ecc-uncorrected",
         "error",
         "its memory had errors that could not be corrected",
@@ -238,6 +243,7 @@ DEVICE_FAULTS: tuple[GpuFault, ...] = (
         _ecc_uncorrected,
     ),
     GpuFault(
+        # A warning, not an error: NVIDIA's flow keeps the GPU in service until a reset is convenient.
         "remap-pending",
         "warning",
         "rows of its memory are remapped at the next reset; running and new work are not affected",
@@ -302,6 +308,8 @@ DEVICE_FAULTS: tuple[GpuFault, ...] = (
         _no_clock,
     ),
     GpuFault(
+        # An error: on an NVSwitch machine cuInit fails with 802 (system not yet initialized) until the fabric
+        # manager has trained the links.
         "fabric-not-joined",
         "error",
         "it has not joined the NVLink fabric: CUDA does not start on it",
@@ -310,6 +318,8 @@ DEVICE_FAULTS: tuple[GpuFault, ...] = (
         _fabric,
     ),
     GpuFault(
+        # An info: without persistence mode everything works, only the first program waits for the GPU's
+        # start.
         "persistence-off",
         "info",
         "persistence mode is off: the driver unloads the GPU's state whenever no program uses it",
@@ -333,6 +343,7 @@ DEVICE_FAULTS: tuple[GpuFault, ...] = (
         "NVIDIA Fabric Manager user guide, NVLink errors",
     ),
 )
+# Rows of the table by id: rules and alerts name faults by their id.
 FAULTS: Mapping[str, GpuFault] = {fault.id: fault for fault in DEVICE_FAULTS}
 
 # Messages of the driver without an Xid, in the formats of its sources and of public logs.

@@ -71,6 +71,7 @@ class LeaseHolder:
 
 def whoami(project: str = "") -> LeaseHolder:
     """The user who runs this program."""
+    # The real user, not root: `sudo gpukiln-gpu run` leases for the user who called sudo.
     uid = os.getuid()
     if uid == 0 and (before := os.environ.get("SUDO_UID", "")).isdecimal():
         uid = int(before)
@@ -367,6 +368,8 @@ class Leases:
             RefusedError: A limit does not allow it.
             UnavailableError: The driver does not answer.
         """
+        # Waiting uses a clock that nobody can set; deadlines of leases use the boot clock, which also counts
+        # sleep.
         until = time.monotonic() + wait_s
         ticket: int | None = None
         pause, snapshot, looked = POLL_S[0], None, 0.0
@@ -381,6 +384,8 @@ class Leases:
                 with self.store.change():
                     held = self._reap(gone)
                     selection = self._select(request, snapshot, held, ticket)
+                    # Checked on every round: a GPU that is lost meanwhile can make a request impossible,
+                    # which must not wait for ever.
                     if request.count > len(selection.possible):
                         raise IncompatibleError(
                             f"this machine can't serve the request: {selection.why}",
@@ -477,6 +482,7 @@ class Leases:
         clock = boot_clock()
         limit = self.config.limit(who.user, who.project)
         hours = limit.hours or None if hours is None else hours
+        # The price of the machine is divided by its whole GPUs, whatever MIG makes of them.
         whole = [device for device in snapshot.devices if device.kind == "gpu"]
         lease = self.store.add(
             Lease(
@@ -508,6 +514,7 @@ class Leases:
         try:
             # A detached lease has no process that could hold a lock: it lasts until its deadline.
             if kind != DETACHED:
+                # Shared leases hold the guard of a device together; an exclusive one excludes all others.
                 how = fcntl.LOCK_SH if request.mode == SHARED else fcntl.LOCK_EX
                 locks = [(self.store.lifeline(lease), fcntl.LOCK_EX)]
                 locks += [(self.store.guard(uuid), how) for uuid in lease.uuids]
@@ -595,6 +602,7 @@ class Leases:
             row = self.store.db.execute("select 1 from leases where id = ?", (lease.number,)).fetchone()
             if row is None:
                 return False
+            # The ledger keeps who ended a lease of another user.
             why = "released" if self.is_owner(lease, who) else f"taken away by {who.user}"
             self._end(lease, why, energy)
         return True
@@ -620,6 +628,7 @@ class Leases:
         )
         with self.store.change():
             self.store.update(lease.number, beat_boot=changed.beat_boot, expires_boot=changed.expires_boot)
+        # The lifeline has the new deadline too, for a rebuild of the database.
         self.store.write(changed)
         return changed
 

@@ -9,6 +9,7 @@ from gpukiln.gpus.verb import JSON, Verb
 from gpukiln.gpus.verbs import verbs
 from gpukiln.options import Option
 
+# The codes of gpukiln/errors.py, in the words of this program; docs/gpus.md has the same table.
 EXIT_CODES = (
     ("0", "success; also on a machine without a GPU, with the reason"),
     ("1", "a check failed"),
@@ -51,6 +52,7 @@ def _man() -> Iterator[str]:
     for verb in verbs().values():
         yield f".SS {_roff(verb.name)}"
         yield _roff(verb.help)
+        # Not `all_options`: the command behind `--` is in the synopsis.
         for option in (*verb.options, JSON):
             yield ".TP"
             yield f".B {_typed(option)}"

@@ -85,6 +85,7 @@ def read_config(path: Path, name: str) -> tuple[MigConfigEntry, ...]:
         document = _parse_text(read_text(path, largest=MAX_CONFIG_BYTES), path)
     except (OSError, UnicodeDecodeError, LimitError) as error:
         raise UsageError(f"--config {path}: {error}", hint="pass a file in mig-parted's format") from error
+    # The only version of mig-parted's format (api/spec/v1).
     if not isinstance(document, dict) or document.get("version") != VERSION:
         raise UsageError(
             f"{path} is not of version {VERSION}", hint="write `version: v1`, then `mig-configs:`"
@@ -174,6 +175,7 @@ def _parts(parts: Any, where: str) -> dict[str, int]:
             raise UsageError(
                 f"{where}: {name!r} is not a profile", hint="wanted: such as 1g.5gb, 1g.5gb+me, 1c.3g.20gb"
             )
+        # type(), not isinstance(): bool is a subclass of int, and `true` is no count.
         if type(many) is not int or many < 0:
             raise UsageError(f"{where}: {name} is {many!r}", hint="wanted: a number of 0 or more")
     return _sorted({str(name): many for name, many in parts.items() if many})
@@ -193,6 +195,7 @@ def current_layout(snapshot: Snapshot, gpu: Device) -> MigLayout:
 
 def desired_layout(entries: Sequence[MigConfigEntry], gpu: Device) -> MigLayout | None:
     """The desired layout of a GPU, by its last entry; None where it has no entry."""
+    # mig-parted applies the entries in their order, so the last one decides.
     return next((entry.layout for entry in reversed(entries) if entry.applies_to(gpu)), None)
 
 
@@ -201,6 +204,7 @@ def layout_difference(snapshot: Snapshot, gpu: Device, cut: MigLayout) -> str:
     now = current_layout(snapshot, gpu)
     if now != cut:
         return f"GPU {gpu.index} {gpu.title}: {now}; wanted {cut}"
+    # The mode of the layout may be pending only: instances can't be created before the reset.
     if gpu.mig_pending is not None and gpu.mig_pending != cut.enabled:
         return f"GPU {gpu.index} {gpu.title}: {now}, and the other mode is pending until a reset"
     return ""
@@ -208,6 +212,7 @@ def layout_difference(snapshot: Snapshot, gpu: Device, cut: MigLayout) -> str:
 
 def export_config(snapshot: Snapshot, gpus: Sequence[Device], name: str) -> dict[str, Any]:
     """The current layouts as a document of mig-parted."""
+    # GPUs with the same layout share an entry, in the order of their first index.
     same: list[tuple[MigLayout, list[int]]] = []
     for gpu in gpus:
         cut = current_layout(snapshot, gpu)

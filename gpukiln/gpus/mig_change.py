@@ -55,6 +55,7 @@ def apply(cuts: Mapping[str, MigLayout], before: Mapping[str, MigLayout]) -> lis
         CheckFailedError: A step failed; the old layouts are restored.
         PartialError: A step failed, and so did the restoration.
     """
+    # Every GPU that may be reset is brought to a layout: a reset removes the MIG devices of its peers too.
     steps: list[str] = []
     try:
         _apply_layouts({**before, **cuts}, steps)
@@ -67,6 +68,7 @@ def apply(cuts: Mapping[str, MigLayout], before: Mapping[str, MigLayout]) -> lis
                 details=tuple(steps),
                 hint="`gpukiln-gpu mig export` prints the current layout; reboot if the driver hangs",
             ) from error
+        # The exit code stays that of the first error; the text says that the old layout is back.
         kind = type(error) if isinstance(error, (IncompatibleError, BusyError)) else CheckFailedError
         hint = getattr(error, "hint", "")
         raise kind(f"{_text(error)}; the old layout is restored", details=tuple(steps), hint=hint) from error
@@ -85,6 +87,7 @@ def _apply_layouts(cuts: Mapping[str, MigLayout], steps: list[str]) -> None:
         cut = cuts.get(gpu.uuid or "") if gpu.kind == "gpu" else None
         if cut is None or gpu.uuid is None or not layout_difference(snapshot, gpu, cut):
             continue
+        # NVML refuses to change the mode, or to create other instances, while instances exist.
         if gpu.mig_enabled and current_layout(snapshot, gpu).devices:
             _in_child(destroy_instances, gpu.uuid)
             steps.append(f"{gpu.uuid}: its MIG devices are removed")
@@ -131,6 +134,7 @@ def _in_child(work: Callable[..., dict[str, Any]], uuid: str, *args: Any) -> dic
         finally:
             pynvml.nvmlShutdown()
 
+    # The name is in the error of a child that hangs.
     ask.__name__ = f"{work.__name__} {uuid}"
     answer = call(ask, LIMIT_S)
     if text := answer.get("error"):
@@ -228,6 +232,7 @@ def create(nvml: Any, gpu: Any, devices: Mapping[str, int]) -> dict[str, Any]:
     for profile, start, size, parts in arrange(profiles(nvml, gpu), devices):
         place = nvml.c_nvmlGpuInstancePlacement_t(start, size)
         instance = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(gpu, profile.id, ctypes.byref(place))
+        # Several profiles may have the same number of slices: the first one is used.
         kinds = {kind.sliceCount: kind.id for kind in reversed(_compute_profiles(nvml, instance))}
         for slices in parts:
             if slices not in kinds:

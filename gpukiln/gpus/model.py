@@ -287,6 +287,7 @@ class Snapshot:
             return 75
         if self.state not in ("ok", "no-device", "not-granted"):
             return 4
+        # A machine without GPUs is no error: exit code 0, and `message` says why.
         return 5 if any(not device.readable for device in self.devices) else 0
 
     def device(self, name: str) -> Device | None:
@@ -298,6 +299,7 @@ class Snapshot:
         ]
         if exact:  # an NVIDIA and an AMD GPU may have the same index
             return exact[0] if len({device.vendor for device in exact}) == 1 else None
+        # As for ids of commits and containers: any prefix that is unique on this machine.
         begun = [
             device for device in self.devices if device.uuid and device.uuid.lower().startswith(name.lower())
         ]

@@ -152,6 +152,7 @@ def select(
         taken: The claims of active leases by UUID.
     """
     parents = {device.parent for device in devices if device.kind == "mig"}
+    # A GPU whose MIG devices are leased can't be leased as a whole, whatever its own claims are.
     pieces = {
         device.uuid: taken[device.uuid]
         for device in devices
@@ -164,6 +165,7 @@ def select(
         if device.kind == "gpu" and any(p.parent == device.uuid and p.uuid in pieces for p in devices):
             never = never or ["its MIG devices are leased"]
         rows.append((device, never, not_now))
+    # A request that these can't serve is refused at once (exit code 3); the others may wait (75).
     possible = tuple(device for device, never, _ in rows if not never)
     able = [device for device, never, not_now in rows if not never and not not_now]
     chosen: tuple[Device, ...] = ()
@@ -173,12 +175,14 @@ def select(
     elif request.count > len(able):
         why = f"{len(able)} of the {len(possible)} devices that can serve it are free, wanted {request.count}"
     else:
+        # A single device has no links to compare: its score decides.
         groups = linked_groups(able, request.count) if request.count > 1 else ((device,) for device in able)
         # One environment can't use both: CUDA_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES are for different
         # libraries.
         groups = (group for group in groups if len({device.vendor for device in group}) == 1)
         if request.linked and request.count > 1:
             groups = (group for group in groups if rank(group)[0][0] > 0)
+        # min() keeps the first of equals: the lowest indices, for reproducible grants.
         best = min(groups, key=lambda group: _group_score(request, group, taken), default=None)
         if best is None:
             how = "joined by NVLinks" if request.linked else "of one vendor"
@@ -221,6 +225,8 @@ def _permanent_obstacles(
     if request.models and device.readable and not any(_is_model(name, model) for model in request.models):
         reasons.append(f"it is {device.name}, wanted {' or '.join(request.models)}")
     total = device.memory_total_mib
+    # Two processes on one GPU have two CUDA contexts; with budgets up to the last MiB one of them would fail
+    # to start.
     reserve = RESERVE_MIB if request.mode == SHARED else 0
     if (
         request.memory_mib is not None
@@ -232,6 +238,7 @@ def _permanent_obstacles(
             + (f" and {reserve} in reserve" if reserve else "")
         )
     reasons += _cuda_obstacles(request, device, driver)
+    # No program can create a CUDA context on such a device (nvml.h, NVML_COMPUTEMODE_PROHIBITED).
     if device.compute_mode == "prohibited":
         reasons.append("its compute mode is prohibited")
     return reasons
@@ -291,6 +298,7 @@ def _current_obstacles(
         reasons.append(f"shared by {', '.join(has.holders)}")
     if has.reserved and not request.repair:
         reasons.append(has.reserved)
+    # Displays count only where the machine's configuration says so.
     counts = BUSY_KINDS if request.counts is None else request.counts
     mine = [
         p
@@ -339,6 +347,7 @@ def _score(request: DeviceRequest, device: Device, taken: Mapping[str, DeviceCla
     shared = float(has.budget_mib if not request.pack else -has.budget_mib)
     return (
         float(preferred),
+        # A GPU with a warning still works, so it is selected only after the healthy ones.
         float(device.health != "ok"),
         shared,
         float(device.memory_used_mib or 0),
@@ -357,6 +366,7 @@ def _group_score(
     preferred = max(score[0] for score in scores)
     if len(group) == 1:
         return (preferred, (), tuple(scores))
+    # Links decide before load: a group with a slow link slows down every step of a job on several GPUs.
     (links, near, p2p), one_node = rank(group)
     return (preferred, (-links, -near, -p2p, not one_node), tuple(zip(*scores)))
 

@@ -140,6 +140,7 @@ def request_of(data: Any) -> DeviceRequest:
     values = {}
     for name, value in data.items():
         kind = known.get(name, "")
+        # Null and false are the defaults, which a client of the same version sends for every field.
         if name in ROOT_ONLY_FIELDS or not kind:
             if value not in (None, False):
                 raise _argument_error(name, value, "nothing: only root sets it")

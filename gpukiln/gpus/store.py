@@ -42,6 +42,7 @@ LEDGER = (
     "ended_by"
 )
 LOCK_TIMEOUT_S = 20.0  # for which a transaction waits for other writers
+# A new random UUID at each boot (random(4)).
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 REBUILD_HINT = "run `gpukiln-gpu leases --rebuild`: it replaces the file, with the leases of the locked files"
 TABLES = """
@@ -209,9 +210,11 @@ class LeaseStore:
         with self._translate_errors():
             self._folders = self._open_folders()
             before = _identity(self.file)
+            # isolation_level None: the module begins no transactions of its own, `change` does.
             self.db = sqlite3.connect(self.file, timeout=LOCK_TIMEOUT_S, isolation_level=None)
             self.db.row_factory = sqlite3.Row
             version = self.db.execute("pragma user_version").fetchone()[0]
+            # An older program could misread rows of a newer one and grant a GPU twice.
             if version > VERSION:
                 raise UnavailableError(
                     f"{self.file} has version {version}, this gpukiln knows {VERSION}: a newer one wrote it",
@@ -445,6 +448,7 @@ class LeaseStore:
     def write(self, lease: Lease) -> None:
         """Write a lease into its lifeline, for `leases --rebuild`."""
         number = self._open(self.lifeline(lease), os.O_WRONLY | os.O_CREAT)
+        # Truncated here, not with O_TRUNC: the file is checked to be regular before it changes.
         with os.fdopen(number, "w", encoding="utf-8") as file:
             file.truncate()
             file.write(lifeline_text(lease))
@@ -472,9 +476,11 @@ class LeaseStore:
 
         Of a container only its engine knows whether it runs (`gpukiln.gpus.engines`).
         """
+        # PIDs, start times and the boot clock of another boot mean nothing in this one.
         if lease.boot_id != boot_id():
             return "reboot"
         ends = lease.ends_boot
+        # A job or a container outlives its deadline until its signal ends it: its GPUs are not free before.
         if ends is not None and ends <= boot_clock() and lease.kind == "detached":
             return "expired"
         if lease.kind != "job" or self.is_locked(self.lifeline(lease)):
@@ -625,6 +631,7 @@ def read_lifelines(path: Path) -> list[Lease]:
                 with os.fdopen(_open_plain(folders[1], name, os.O_RDONLY), encoding="utf-8") as file:
                     owner = os.fstat(file.fileno()).st_uid
                     lease = read_lifeline(file.read(1 << 20))
+                # A file that another user has put there must not become a lease.
                 if lease.id == name and owner in (0, os.geteuid(), lease.uid):
                     leases.append(lease)
     except FileNotFoundError:
@@ -637,6 +644,7 @@ def read_lifelines(path: Path) -> list[Lease]:
 def read_ledger(path: Path) -> list[tuple[Any, ...]]:
     """The readable rows of the ledger of a database that may be broken; changes nothing."""
     with contextlib.suppress(sqlite3.Error, OSError):
+        # Read-only: opening a broken database for writing could change it.
         db = sqlite3.connect(f"file:{path / 'leases.db'}?mode=ro", uri=True)
         with contextlib.closing(db):
             return db.execute(f"select {LEDGER} from ledger order by id").fetchall()  # noqa: S608 - names of columns

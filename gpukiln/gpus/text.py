@@ -42,6 +42,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -
     """
     if not rows:
         return []
+    # A command line may have line ends, which would break the table.
     rows = [[cell.replace("\n", "\\n") for cell in row] for row in rows]
     widths = [max(len(row[n]) for row in (head, *rows)) for n in range(len(head))]
     to_right = set(right.split())

@@ -52,6 +52,7 @@ def linked_groups(devices: Sequence[Device], count: int) -> Iterable[tuple[Devic
     """Groups of `count` devices to compare: all, or one grown from each device where there are too many."""
     total = 1
     for n in range(count):
+        # The number of groups, a binomial coefficient: 12 of 24 GPUs are 2.7 million.
         total = total * (len(devices) - n) // (n + 1)
     if total <= MAX_GROUPS:
         yield from itertools.combinations(devices, count)

@@ -9,10 +9,12 @@ from typing import Any
 
 from gpukiln.options import Option
 
+# Options have the names of the verb's own declaration, which no type checker knows.
 Options = SimpleNamespace
 """The typed options: an attribute for each, dashes as underscores; `command` has the words behind `--`."""
 
 
+# Every verb has it.
 JSON = Option("json", "print one JSON document to standard output", default=False)
 
 
@@ -51,6 +53,7 @@ class Verb:
     @property
     def schema(self) -> str:
         """Name and version of its JSON document."""
+        # The version changes with every incompatible change of the document.
         return f"gpu.{self.name}/1"
 
 

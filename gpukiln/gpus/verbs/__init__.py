@@ -10,6 +10,7 @@ import importlib
 
 from gpukiln.gpus.verb import Verb
 
+# A table, not a search in the folder: `gpukiln-gpu VERB` then imports one module only.
 MODULES = {
     "devices": ("list", "show", "memory", "processes", "topology"),
     "lease": ("lease", "run", "release", "renew", "leases"),

@@ -52,6 +52,8 @@ class ContainerArguments:
 def _args(options: Options) -> ContainerArguments:
     if options.engine not in ENGINES:
         raise UsageError(f"--engine {options.engine!r}", hint=f"known are {', '.join(ENGINES)}")
+    # An option that no engine can keep exists to say so, with what limits memory; ignoring it would be a
+    # promise.
     if options.gpu_memory_limit:
         raise memory_limit_error(
             Memory.parse(options.gpu_memory_limit, "--gpu-memory-limit").mib, collect().devices
@@ -62,12 +64,14 @@ def _args(options: Options) -> ContainerArguments:
             f"{options.lease or 'no lease'} is not an active lease",
             hint="`gpukiln-gpu leases` lists the active ones",
         )
+    # AMD's containers need other device nodes, and none of these methods passes them.
     if "ROCR_VISIBLE_DEVICES" in device_environment(lease.uuids):
         raise IncompatibleError(
             "args does not support AMD's GPUs yet", hint="run `gpukiln-gpu run` without a container"
         )
     capabilities = [word.strip() for word in options.capabilities.split(",") if word.strip()]
     asked = options.engine in ("docker", "podman")
+    # compose and systemd are files for another machine or a later time: no engine is asked.
     by = injection_method(read_engine(options.engine), lease.uuids) if asked else None
     allowed = device_nodes(lease.uuids, collect().devices) if options.engine == "systemd" else ()
     return ContainerArguments(

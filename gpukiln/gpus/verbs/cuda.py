@@ -46,6 +46,7 @@ def _cuda(options: Options) -> CudaReport:
         raise IncompatibleError(
             "cuda does not support AMD's GPUs yet", hint="run `hipconfig` and `rocminfo` for ROCm"
         )
+    # Without the library the loaded module still says which driver it is.
     driver = seen.driver.version or seen.driver.module
     gpus = tuple(device for device in seen.devices if device.kind == "gpu" and device.vendor == "nvidia")
     others = not_data_center([gpu.name for gpu in gpus])
@@ -57,6 +58,7 @@ def _cuda(options: Options) -> CudaReport:
         else False
     )
     return CudaReport(
+        # vars(), not asdict(): nested values stay dataclasses.
         **{**vars(seen), "devices": gpus, "processes": None},
         found=tuple(installations),
         not_compiled_for=tuple(_not_compiled(gpus, installations)),

@@ -15,6 +15,7 @@ from gpukiln.gpus.verb import Options, Verb
 from gpukiln.options import Option
 from gpukiln.units import Duration
 
+# `print` of the caller: cli.py replaces control characters in everything that users have typed.
 Print = Callable[[str], None]
 GPU_OPTION = Option(
     "gpu", "only this GPU: its UUID or the beginning of it, its index or its PCI address", first=True
@@ -136,6 +137,7 @@ def _show_list(node: dict[str, Any], _: Options, print: Print) -> None:
         if device["kind"] == "mig":
             model = device["profile"] or model
         elif device["compute_capability"]:
+            # As CUDA's compilers name the architecture: -arch=sm_80.
             model += f" sm_{device['compute_capability'].replace('.', '')}"
         memory = (
             f"{gib(device['memory_used_mib'])}/{gib(device['memory_total_mib'])} GiB"
@@ -150,6 +152,8 @@ def _show_list(node: dict[str, Any], _: Options, print: Print) -> None:
         mig = {None: "-", True: "on", False: "off"}[device["mig_enabled"]]
         names = list(dict.fromkeys(finding["id"] for finding in device["findings"]))
         word = ", ".join(name for name in names if name != device["health"])
+        # States in which the GPU gets no work are in capital letters: they must not be overlooked in a long
+        # table.
         if device["health"] not in ("ok", "warning"):
             word = device["health"].upper() + (f" ({word})" if word else "")
         rows.append(
@@ -169,6 +173,7 @@ def _show_list(node: dict[str, Any], _: Options, print: Print) -> None:
     titles = ("#", "UUID", "MODEL", "MEM USED/TOTAL", "UTIL", "TEMP", "POWER", "MIG", "HEALTH", "LEASE")
     for line in table(titles, rows, "UTIL TEMP POWER"):
         print(line)
+    # One line for each remedy, however many GPUs have the fault.
     remedies: dict[str, None] = {}
     for device in node["devices"]:
         for finding in device["findings"]:
@@ -178,6 +183,7 @@ def _show_list(node: dict[str, Any], _: Options, print: Print) -> None:
         print(line)
 
 
+# Every field of `Device` that `show` prints, in its order; what is null is left out and listed at the end.
 SHOWN_FIELDS = (
     (
         "identity",
@@ -234,6 +240,7 @@ def _show_devices(node: dict[str, Any], _: Options, print: Print) -> None:
         for process in mine:
             whose = process["user"] or process["state"]
             print(f"  {'process':17} {process['pid']} {whose} {process['command'] or ''}")
+        # Grouped by reason: a lost GPU has the same reason for sixty fields.
         missing: dict[str, list[str]] = {}
         for name, why in device["unavailable"].items():
             # "it is not a MIG device" and such are no missing values.
@@ -322,6 +329,7 @@ def _show_topology(node: dict[str, Any], _: Options, print: Print) -> None:
     indices = [gpu["index"] for gpu in node["devices"]]
     rows = []
     for gpu in node["devices"]:
+        # By index, not by UUID: a lost peer has no UUID.
         ways = {peer["index"]: peer for peer in gpu["peers"]}
         cells = ["self" if n == gpu["index"] else _link_text(ways.get(n)) for n in indices]
         rows.append((f"GPU {gpu['index']}", *cells, value_text(gpu["numa_node"]), gpu["cpus"] or "-"))

@@ -116,6 +116,7 @@ def _compute(_: Options) -> ComputeReport:
         )
         for gpu in measured["gpus"]
     )
+    # 4 where CUDA shows no GPU: nothing was computed, so nothing failed.
     code = 0 if gpus and not problems else 1 if gpus else 4
     return ComputeReport(socket.gethostname(), measured["driver_version"], gpus, tuple(problems), code)
 
@@ -131,6 +132,7 @@ def _show_compute(node: dict[str, Any], _: Options, print: Callable[[str], None]
 def _env(options: Options) -> EnvironmentReport:
     if options.docker and options.podman:
         raise UsageError("both --docker and --podman are given", hint="pass one of them")
+    # See `mig_warning`: the other MIG devices would stay idle, which an environment can't repair.
     if options.mig and int(options.count) > 1:
         raise IncompatibleError(
             f"{options.count} MIG devices for one environment: a CUDA program uses only one",
@@ -139,6 +141,7 @@ def _env(options: Options) -> EnvironmentReport:
     kind = WHEELS if options.wheels else IMAGE
     leases, who = open_leases(), whoami(options.project)
     snap = leases.take_snapshot()
+    # Before the lease: an unusable driver or a framework that can't run needs no GPU to find out.
     kept.check_usable(snap)
     gpus = [device for device in snap.devices if device.kind == "gpu" and device.readable]
     choice = choose(options.framework, kind, options.cuda, snap.driver.version, gpus)
@@ -162,6 +165,7 @@ def _env(options: Options) -> EnvironmentReport:
             started = start_container(choice, granted, engine, say)
         else:
             started = start_wheels(choice, granted, Path(options.folder or _folder(choice)), say)
+    # Also on Ctrl-C: a lease without its environment would keep the GPUs.
     except BaseException:
         _close(granted.descriptors)
         leases.release(granted.lease, who, force=True)

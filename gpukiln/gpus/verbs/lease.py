@@ -22,6 +22,7 @@ from gpukiln.options import Option
 from gpukiln.units import Duration, Memory
 
 Print = Callable[[str], None]
+# Shared by lease, run and env.
 REQUEST_OPTIONS = (
     Option("count", "number of GPUs", default=1, letter="n", value="N"),
     Option("memory", "memory that must be free on each GPU; with --shared the budget on each", value="24GiB"),
@@ -189,6 +190,7 @@ def request_of(options: Options, leases: AnyLeases) -> DeviceRequest:
         UsageError: An option has a wrong value, or two contradict each other.
     """
     memory = Memory.parse(options.memory, "--memory").mib if options.memory else None
+    # A share without a budget would be the whole memory, and no other lease could share the GPU.
     if options.shared and memory is None:
         raise UsageError(
             "--shared is given without --memory", hint="pass the budget on each GPU, such as --memory 8GiB"
@@ -212,11 +214,13 @@ def request_of(options: Options, leases: AnyLeases) -> DeviceRequest:
                     f"--gpu {name!r} matches no GPU, or several", hint=f"this machine has {there}"
                 )
             uuids.append(device.uuid)
+        # 1 is the default: the number of named GPUs is the count.
         if options.count not in (1, len(uuids)):
             raise UsageError(
                 f"--count {count} does not match the {len(uuids)} GPUs of --gpu", hint="leave --count out"
             )
         count = len(uuids)
+        # A UUID of a MIG device in --gpu says as much as --mig.
         mig = options.mig or ("any" if any(uuid.startswith("MIG-") for uuid in uuids) else "")
     else:
         mig = options.mig
@@ -268,6 +272,7 @@ def _hours(text: str) -> float | None:
 def _lease(options: Options) -> GrantReport:
     leases, node, ids = open_leases(), socket.gethostname(), _ids(options)
     request, who = request_of(options, leases), whoami(options.project)
+    # The driver has indices of GPUs only; CUDA accepts MIG devices by UUID.
     if ids == "index" and request.mig:
         raise UsageError("--ids index: MIG devices have no index of their own", hint="leave --ids out")
     if options.dry_run:
@@ -277,11 +282,13 @@ def _lease(options: Options) -> GrantReport:
         uuids = tuple(device.uuid for device in planned.devices if device.uuid)
         if options.json:
             _warn(uuids)
+        # The codes that the same request would get without --dry-run.
         code = 0 if uuids else 3 if request.count > len(planned.possible) else 75
         return GrantReport(node, None, uuids, {}, planned.considered, planned.why, True, code)
     granted = leases.acquire(
         request,
         who,
+        # No process of this command stays: the deadline, the heartbeat or `release` ends the lease.
         kind=kept.DETACHED,
         hours=_hours(options.for_),
         heartbeat_s=Duration.parse(options.heartbeat, "--heartbeat") if options.heartbeat else None,
@@ -326,6 +333,7 @@ def _show_lease(node: dict[str, Any], options: Options, print: Print) -> None:
         _warn(node["devices"])
 
 
+# `run` works through `takes_over`; only --json reaches `answer`.
 def _no_document(_: Options) -> GrantReport:
     raise UsageError(
         "run has no JSON document: its output is the command's",
@@ -387,6 +395,7 @@ def _run(options: Options) -> int:
 def _release(options: Options) -> ReleaseReport:
     leases, who = open_leases(), whoami()
     asked = [bool(options.lease), bool(options.holder), options.mine]
+    # Exactly one: `release L-7 --mine` could end more than the user meant.
     if sum(asked) != 1:
         raise UsageError(
             "no lease is named, or several options name leases",
@@ -403,11 +412,13 @@ def _release(options: Options) -> ReleaseReport:
         user = who.user if options.mine else options.holder
         held = [lease for lease in leases.current() if lease.user == user]
     released, running, refused = [], [], []
+    # Read once before the releases: afterwards the leases no longer name their devices.
     energy = leases.energy_counters(held)
     for lease in held:
         try:
             if leases.release(lease, who, force=options.force, energy=energy):
                 released.append(lease.id)
+                # Ending another user's lease is recorded in the system's log, for the ledger is root's file.
                 if isinstance(leases, Leases) and not leases.is_owner(
                     lease, who
                 ):  # the service writes it to the log itself
@@ -415,8 +426,10 @@ def _release(options: Options) -> ReleaseReport:
                         syslog.LOG_NOTICE, f"gpukiln-gpu: {who.user} has ended {lease.id} of {lease.user}"
                     )
         except GpukilnError as error:
+            # One lease that can't be released does not keep the others.
             refused.append(error)
             continue
+        # The lease is over, but its job has the locks: no grant gets these GPUs before it ends.
         if leases.is_running(lease):
             running.append(lease.id)
     if refused and released:
@@ -454,6 +467,7 @@ def _leases(options: Options) -> LeasesReport:
     if options.rebuild:
         if isinstance(open_leases(), MemberLeases):
             raise RefusedError("only root can run leases --rebuild", hint="sudo gpukiln-gpu leases --rebuild")
+        # The database can't be opened here, so `open_leases` comes after it.
         leases, moved, adopted = kept.rebuild_leases()
     leases = leases or open_leases()
     if options.reconcile:

@@ -18,6 +18,7 @@ from gpukiln.gpus.verbs.reset import CHECK_FAILED, REFUSED, show_blockers
 from gpukiln.options import Option
 from gpukiln.probe.base import NotReachedError, ask
 
+# Named as the commands of nvidia-mig-parted.
 ACTIONS = ("assert", "export", "apply")
 NOT_NOW = 75
 # The path of nvidia-cdi-refresh.service, and of the roles gpu_bootstrap and nvidia_container_toolkit.
@@ -63,6 +64,7 @@ def _mig(options: Options) -> MigReport:
     gpus = [device for device in snap.devices if device.kind == "gpu" and device.vendor == "nvidia"]
     if not gpus:
         raise IncompatibleError("mig does not support AMD's GPUs yet", hint="run `amd-smi partition`")
+    # Neither `assert` nor `apply` can be right about a GPU whose layout is unknown.
     if lost := [gpu for gpu in gpus if not gpu.readable]:
         raise PartialError(
             f"{len(lost)} of {len(gpus)} GPUs can't be read, so their layout is not known",
@@ -105,6 +107,7 @@ def _apply(
         for gpu in gpus
         if (uuid := gpu.uuid or "") and (cut := layouts[uuid]) and mig.layout_difference(snap, gpu, cut)
     }
+    # Null: NVML answers NOT_SUPPORTED on a board without MIG.
     if unable := [gpu for gpu in gpus if gpu.uuid in cuts and gpu.mig_enabled is None]:
         raise IncompatibleError(
             f"{len(unable)} of the GPUs do not support MIG",
@@ -122,6 +125,8 @@ def _apply(
     ]
     rows, notes = reset.blockers(snap, touched, held_open=switches)
     if rows or not options.yes:
+        # A plan without blockers is a success; leases and jobs end by themselves, so that a timer may try
+        # again.
         code = 0 if not rows else NOT_NOW if all(row.passes for row in rows) else REFUSED
         return _report(snap, options, steps=steps, blockers=rows, notes=notes, exit_code=code)
     with reset.exclusive_lease(touched, "gpukiln-gpu mig apply") as granted:
@@ -131,6 +136,7 @@ def _apply(
         if rows:
             code = NOT_NOW if all(row.passes for row in rows) else REFUSED
             return _report(snap, options, steps=steps, blockers=rows, notes=notes, exit_code=code)
+        # Under the lease: nobody can change the layout between this reading and `apply`.
         before = {gpu.uuid or "": mig.current_layout(snap, gpu) for gpu in touched}
         steps = mig_change.apply(cuts, before)
         note, problem = _write_cdi()
@@ -159,6 +165,7 @@ def _affected_gpus(
         for gpu in gpus
         if gpu.uuid in cuts and (gpu.mig_enabled, gpu.mig_pending) != (cuts[gpu.uuid].enabled,) * 2
     ]
+    # Only a change of the mode resets a GPU; other instances need none.
     more = reset.reset_peers(snap, switched)
     needs = any(gpu.architecture in (*reset.RESET_WITH_PEERS, *reset.WITH_FABRIC_MANAGER) for gpu in switched)
     return [gpu for gpu in gpus if gpu.uuid in cuts or gpu in more], needs
@@ -170,6 +177,7 @@ def _write_cdi() -> tuple[str, str]:
         done = ask("nvidia-ctk", "cdi", "generate", f"--output={CDI}", timeout=CDI_LIMIT_S)
     except NotReachedError as error:
         return "", f"{CDI} is not updated: {error}"
+    # `ask` returns 127 for a missing program, as shells do.
     if done["rc"] == 127:
         return "nvidia-ctk is missing: container engines can't use the MIG devices by CDI", ""
     if done["rc"] != 0:

@@ -18,6 +18,7 @@ from gpukiln.options import Option
 from gpukiln.probe.base import bus_gpus
 from gpukiln.probe.gpus import on_the_bus
 
+# Exit codes as in gpukiln/errors.py; a report has them where no error is raised.
 CHECK_FAILED, REFUSED = 1, 6
 
 
@@ -52,6 +53,7 @@ def _reset(options: Options) -> ResetReport:
     snap = snapshot()
     gpus = _select_gpus(snap, options.gpu)
     rows, notes = _find_blockers(snap, gpus)
+    # Without --yes the command changes nothing: it is safe to run to see what blocks a reset.
     if rows or not options.yes:
         return _report(snap, gpus, rows, notes)
     with reset.exclusive_lease(gpus, "gpukiln-gpu reset") as granted:
@@ -64,6 +66,7 @@ def _reset(options: Options) -> ResetReport:
             return _report(snap, gpus, rows, notes)
         notes.append(reset.reset_gpus(gpus))
         after = snapshot()
+    # By UUID: indices may change with a reset.
     there = {device.uuid: device for device in after.devices}
     problems = [text for gpu in gpus for text in _remaining_problems(gpu, there.get(gpu.uuid))]
     devices = tuple(there[gpu.uuid] for gpu in gpus if gpu.uuid in there)
@@ -84,6 +87,7 @@ def _select_gpus(snap: Snapshot, name: str) -> tuple[Device, ...]:
     for part in (part.strip() for part in name.split(",")):
         address = part.lower()
         if any(gpu["address"] == address for gpu in bus_gpus()) and snap.device(address) is None:
+            # A GPU of a virtual machine is not in the snapshot, only on the bus.
             driver = on_the_bus(address)["driver"]
             raise IncompatibleError(
                 f"{address} is bound to {driver or 'no driver'}, wanted nvidia"
@@ -108,6 +112,7 @@ def _find_blockers(
 ) -> tuple[list[Blocker], list[str]]:
     rows, notes = reset.blockers(snap, gpus, own=own)
     for gpu in gpus:
+        # MIG devices do not survive a reset (NVIDIA, MIG User Guide).
         if many := sum(1 for device in snap.devices if device.parent and device.parent == gpu.uuid):
             notes.append(
                 f"{gpu.title}: the reset removes its {many} MIG devices; `mig apply` creates them again"
@@ -120,6 +125,7 @@ def _remaining_problems(before: Device, now: Device | None) -> list[str]:
         why = f": {now.error}" if now else ""
         return [f"{before.title} can't be read after the reset{why}: reboot the machine"]
     problems = []
+    # Null: older drivers do not report the action.
     if now.recovery_action not in (None, "none"):
         problems.append(f"{now.title}: the driver still requests {now.recovery_action}")
     if now.mig_pending != now.mig_enabled:

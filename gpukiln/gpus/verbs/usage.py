@@ -120,6 +120,7 @@ def use_of_row(row: dict[str, Any], since: float, until: float) -> LeaseUse | No
     if end > began:
         part = max(min(end, until) - max(began, since), 0.0) / (end - began)
     else:
+        # A use without a duration, or with a clock that was set back: it counts where it ended.
         part = 1.0 if since <= end <= until else 0.0
     if not part:
         return None
@@ -131,6 +132,7 @@ def use_of_row(row: dict[str, Any], since: float, until: float) -> LeaseUse | No
         model=row["model"],
         share=row["share"],
         hours=row["seconds"] * part / 3600,
+        # The ledger has the energy of the whole GPU; a shared lease used its share of it.
         energy_joules=None if row["energy_joules"] is None else row["energy_joules"] * row["share"] * part,
         usd=None if row["usd"] is None else row["usd"] * part,
         holds=False,
@@ -153,6 +155,7 @@ def uses_of_lease(
         energy = None
         if device.energy_joules is not None and device.device in counters and lasted > 0:
             energy = max(counters[device.device] - device.energy_joules, 0.0) * device.share * inside / lasted
+        # The price of the whole machine, divided by its GPUs: idle GPUs are not charged to users.
         usd = None if usd_hour is None else usd_hour / lease.machine_gpus * device.share * inside / 3600
         uses.append(
             LeaseUse(
@@ -182,6 +185,7 @@ def sum_uses(key: str, uses: Sequence[LeaseUse]) -> UsageRow:
         key=key,
         uses=len(uses),
         leases=len({use.lease for use in uses}),
+        # Sets: a lease of several GPUs has several uses.
         holding=len({use.lease for use in uses if use.holds}),
         gpu_hours=round(sum(use.share * use.hours for use in uses), 4),
         energy_joules=round(sum(energy), 1) if energy else None,
@@ -205,6 +209,7 @@ def _usage(options: Options) -> UsageReport:
     if leases is not None:
         held = leases.current()  # moves ended leases to the ledger
         uses = [use for row in leases.ledger() if (use := use_of_row(row, until - window, until))]
+        # The ledger has the price of its time; active leases are charged at the current price.
         price = machine_price(load())
         usd_hour = price.usd_hour if price else None
         counters = leases.energy_counters(held)

@@ -140,6 +140,8 @@ def run_watch(
     """
     interval = Duration.parse(options.interval, "--interval")
     lasts = Duration.parse(options.duration, "--duration")
+    # NVML's utilization is an average over 1/6 s to 1 s (nvml.h, nvmlUtilization_t): faster samples repeat
+    # it.
     if interval < MIN_INTERVAL_S:
         raise UsageError(
             f"--interval {options.interval} is too short", hint=f"wanted: {MIN_INTERVAL_S} s or more"
@@ -155,6 +157,7 @@ def run_watch(
         )
     each = begun(first, gpus)
     record, interrupted = WatchRecord(interval, time.monotonic()), False
+    # GPUs that were lost before the watch have no samples, so nothing else would mention them.
     record.events.extend(
         WatchEvent(0.0, gpu.uuid, gpu.health, f"GPU {gpu.index}: {gpu.error}") for gpu in gpus if gpu.error
     )
@@ -196,6 +199,7 @@ def stats(values: Sequence[float]) -> Stats | None:
     if not values:
         return None
     ranked = sorted(values)
+    # Nearest rank: always a value that was sampled, no interpolation.
     p95 = ranked[math.ceil(0.95 * len(ranked)) - 1]
     return Stats(ranked[0], round(sum(ranked) / len(ranked), 2), p95, ranked[-1], len(ranked))
 
@@ -216,8 +220,10 @@ def summary(gpu: Device, samples: Sequence[Sample], record: WatchRecord) -> Summ
     Args:
         samples: Its samples without an error.
     """
+    # By identity: two samples may be equal.
     times = {id(s): tick.at_s for tick in record.ticks for s in tick.samples}
     timed = [(times[id(s)], s) for s in samples]
+    # The last sample decides: a GPU that came back has no error at the end.
     last = next((s for tick in reversed(record.ticks) for s in tick.samples if s.uuid == gpu.uuid), None)
     error = gpu.error or (last.error if last else "no tick was sampled")
     silent = error or "no sample has it"
@@ -257,6 +263,7 @@ def _energy(timed: Sequence[tuple[float, Sample]]) -> tuple[float | None, str | 
         return round(counted[-1] - counted[0], 3), "counter", ""
     drawn = [(at, s.power_watts) for at, s in timed if s.power_watts is not None]
     if len(drawn) > 1:
+        # The trapezoidal rule between samples.
         steps = zip(drawn, drawn[1:])
         return round(sum((b - a) * (p + q) / 2 for (a, p), (b, q) in steps), 3), "power", ""
     return None, None, "it needs two samples" if timed else ""
@@ -268,6 +275,7 @@ def _slowed(timed: Sequence[tuple[float, Sample]], interval_s: float) -> dict[st
     if not samples:
         return None
     seconds: dict[str, float] = {}
+    # After a missed tick the state in between is unknown: a sample counts for two intervals at most.
     ends = [at for at, _ in samples[1:]] + [samples[-1][0] + interval_s]
     for (at, events), end in zip(samples, ends):
         for name in events:
@@ -302,6 +310,7 @@ def _file(path: str) -> Iterator[Any]:
 
 def _write(file: Any, line: dict[str, Any]) -> None:
     file.write(json.dumps(line) + "\n")
+    # A reader such as `tail -f`, or a crash, gets every line.
     file.flush()
 
 
@@ -316,6 +325,7 @@ def _writer(file: Any) -> Callable[[Snapshot, Sequence[Device]], Callable[[Tick]
 
 def _watch_live(options: Options) -> int:
     """Watch with a table on a terminal, or with lines of JSON on another output."""
+    # TERM=dumb (an editor's shell, CI) shows escape sequences as text.
     terminal = sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
     with _file(options.out) as file:
         lines = file or (None if terminal else sys.stdout)
@@ -333,6 +343,7 @@ def _watch_live(options: Options) -> int:
         report = run_watch(options, begun)
         if lines:
             _write(lines, document(WATCH, [plain(report)], []))
+        # Lines of JSON on standard output end with the document: a table would break its readers.
         if lines is not sys.stdout:
             _show(plain(report), options, print)
     return report.exit_code

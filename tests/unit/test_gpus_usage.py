@@ -86,7 +86,7 @@ def test_what_began_before_the_window_is_cut_off_and_what_ended_before_is_none(
     assert told("--since", "2h")["total"]["usd"] == pytest.approx(4, abs=0.05)
     said = told("--since", "30m")
     assert (said["rows"], said["total"]["gpu_hours"]) == ([], 0)
-    assert "nothing was leased since" in said["message"]
+    assert "no lease since" in said["message"]
 
 
 def test_a_clock_that_was_set_back_meanwhile_costs_nobody_hours(folder: Path, told: Told) -> None:
@@ -107,7 +107,9 @@ def test_a_lease_that_holds_counts_until_now(
     (folder / "gpus.toml").write_text("[price]\nusd_hour = 16.0\n")
     seen = gpus.snapshot(*(gpus.device(n, energy_joules=1000.0) for n in range(8)))
     later = gpus.snapshot(*(gpus.device(n, energy_joules=8200.0) for n in range(8)))
-    monkeypatch.setattr(Leases, "energy_counters", lambda *_: {one.uuid: one.energy_joules for one in later.devices})
+    monkeypatch.setattr(
+        Leases, "energy_counters", lambda *_: {one.uuid: one.energy_joules for one in later.devices}
+    )
     leases = Leases(LeaseStore(folder / "leases"), take_snapshot=lambda: seen)
     lease = leases.acquire(DeviceRequest(count=2), LeaseHolder("ann", 0), kind=DETACHED, hours=9.0).lease
     with leases.store.change():
@@ -154,7 +156,7 @@ def test_without_a_price_there_is_no_money_and_the_reason_says_how(folder: Path,
 def test_a_missing_store_is_told_and_not_made(folder: Path, told: Told) -> None:
     said = told()
     assert (said["rows"], said["total"]["uses"]) == ([], 0)
-    assert "nobody has leased anything" in said["message"]
+    assert "this machine has no leases yet" in said["message"]
     assert not (folder / "leases").exists()
 
 

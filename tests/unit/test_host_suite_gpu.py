@@ -34,7 +34,7 @@ def test_what_healthy_nvswitch_machines_log_is_noted_and_what_nobody_has_judged_
     outcome, note = judge("gpu.xid", data, profile="node")
     assert outcome == "passed"
     assert note.startswith(
-        "2 that blame no hardware: NVRM: Xid (PCI:0000:00:1e): 9999, new = Xid 9999: not in"
+        "2 events that do not blame the hardware: NVRM: Xid (PCI:0000:00:1e): 9999, new = Xid 9999: not in"
     )
     data["gpus"]["xids"].append(switch.format("Fatal"))
     assert judge("gpu.xid", data, profile="node")[0] == "failed"
@@ -78,7 +78,7 @@ def test_what_has_mig_on_needs_no_nvlink_and_no_peers_and_it_is_said() -> None:
     assert judge("multi-gpu.p2p", data) == ("not_run", "MIG is on, and a divided GPU has no peers: GPU 0")
     outcome, note = judge("multi-gpu.nvlink", data)
     assert outcome == "passed"
-    assert note == "12 links on GPU 1 (00000000:00:1F.0); MIG is on, links not judged: GPU 0"
+    assert note == "12 links on GPU 1 (00000000:00:1F.0); MIG is on, links not checked: GPU 0"
     later("2/errors/recovery", 1)(data)
     assert judge("multi-gpu.nvlink", data)[0] == "failed"  # its links are active, and their errors count
     both(no_link(0), no_link(1))(data)

@@ -140,8 +140,7 @@ def run_watch(
     """
     interval = Duration.parse(options.interval, "--interval")
     lasts = Duration.parse(options.duration, "--duration")
-    # NVML's utilization is an average over 1/6 s to 1 s (nvml.h, nvmlUtilization_t): faster samples repeat
-    # it.
+    # NVML averages utilization over 1/6 s to 1 s (nvml.h, nvmlUtilization_t): faster samples repeat values.
     if interval < MIN_INTERVAL_S:
         raise UsageError(
             f"--interval {options.interval} is too short", hint=f"wanted: {MIN_INTERVAL_S} s or more"

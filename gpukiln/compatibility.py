@@ -1,7 +1,7 @@
-"""Which CUDA a driver runs, and which one compiles for a GPU: the catalogue asks here, and so do machines.
+"""Which CUDA versions a driver runs, and which compile for a GPU: the rules of the catalogue and of nodes.
 
-Both have the same tables: the catalogue's, of which machines get a copy (gpukiln/gpus/facts.json). Runs on
-machines: Python 3.9, and nothing but the standard library.
+Both use the catalogue's tables, of which nodes have a copy (gpukiln/gpus/facts.json). Standard library,
+Python 3.9.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ RELEASE_NOTES = "CUDA Toolkit Release Notes, table CUDA Toolkit and Correspondin
 
 
 def version_key(text: str) -> tuple[int, ...]:
-    """A version such as 535.309.01 as a tuple that compares, without parts that are no numbers.
+    """A version as a tuple that compares, without parts that are not numbers.
 
-    The catalogue's (`gpukiln.catalog.load.version_key`) refuses those, for people type its versions; what a
-    driver reports of itself must not end the view of a machine.
+    >>> version_key("535.309.01")
+    (535, 309, 1)
+    >>> version_key("12.x")
+    (12,)
     """
+    # gpukiln.catalog.load.version_key refuses such parts, for people type the catalogue's versions. A
+    # driver's version comes from the driver, and must not end the view of a machine.
     return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
@@ -31,10 +35,10 @@ class CudaSupport:
     Args:
         way: native, minor-version (with limits), forward-compat (with a package in the container, on
             data-centre boards) or no.
-        message: The rule that decides, with the versions it compares.
-        limits: What does not work, or what would be needed, in words; empty for native.
-        package: The forward-compatibility package that helps, or None.
-        source: Where the rule comes from.
+        message: The rule that applies, with the compared versions.
+        limits: What does not work, or what is needed, in words; empty for native.
+        package: The forward-compatibility package that makes it run, or None.
+        source: The document with the rule.
     """
 
     way: str
@@ -45,12 +49,12 @@ class CudaSupport:
 
     @property
     def runs(self) -> bool:
-        """Whether it runs as it is, with limits or without."""
+        """Whether it runs without a package, with or without limits."""
         return self.way in (NATIVE, MINOR_VERSION)
 
 
 class RequiredDrivers(NamedTuple):
-    """The driver that came with a CUDA version, which runs all of it, and the first that runs it at all."""
+    """The driver that was released with a CUDA version, and the first driver that runs it at all."""
 
     native: str
     first: str
@@ -59,16 +63,19 @@ class RequiredDrivers(NamedTuple):
 def required_drivers(
     cuda: str, toolkits: Mapping[str, str], floors: Mapping[str, str]
 ) -> RequiredDrivers | None:
-    """What a CUDA version asks of drivers; None where the tables do not have it.
+    """The drivers that a CUDA version requires; None where the tables do not have it.
 
-    Releases of one minor version differ in nothing that a driver must know: the first of them counts, and
-    one that is not in the table yet is decided as the others.
+    >>> required_drivers("12.1.1", {"12.1.0": "530.30.02", "12.1.1": "530.30.02"}, {"12": "525.60.13"})
+    RequiredDrivers(native='530.30.02', first='525.60.13')
+    >>> required_drivers("9.2", {"12.1.0": "530.30.02"}, {"12": "525.60.13"})
 
     Args:
         cuda: For example 12.1 or 12.1.1.
         toolkits: Every toolkit, and the driver released with it.
-        floors: For each CUDA major version the first driver that runs its applications.
+        floors: The first driver that runs applications of each CUDA major version.
     """
+    # Releases of one minor version have the same requirements: the first of them counts, and one that is not
+    # in the table yet is decided like the others.
     minor = version_key(cuda)[:2]
     released = [driver for full, driver in toolkits.items() if version_key(full)[:2] == minor]
     first = floors.get(str(minor[0])) if len(minor) == 2 else None
@@ -81,11 +88,12 @@ def driver_support(
     """Whether a driver runs what was built with a CUDA version, and by which rule.
 
     Args:
-        needed: What the CUDA version asks for.
-        others: Names of its GPUs that are no data-centre boards, for which forward compatibility is not.
+        needed: The result of `required_drivers`.
+        others: Names of GPUs that are not data-centre boards, which forward compatibility does not support.
     """
     has, first = version_key(driver), needed.first
     major, minor = version_key(cuda)[:2]
+    # NVIDIA's package names: cuda-compat-12-1.
     package, branch = f"cuda-compat-{major}-{minor}", has[0] if has else driver
     if has >= version_key(needed.native):
         message = f"driver {driver} is as new as CUDA {cuda}'s {needed.native}, or newer"
@@ -106,11 +114,15 @@ def driver_support(
 
 
 def compilers(cuda: str, first: str, last: int | None) -> str | None:
-    """The CUDA versions that compile for a GPU's architecture, in words; None where this one does.
+    """The CUDA versions that compile for a GPU's architecture, in words; None where this version does.
+
+    >>> compilers("11.8", "12.8", None)
+    'CUDA 12.8 or later'
+    >>> compilers("12.4", "9.0", 12)
 
     Args:
-        first: The first toolkit that does.
-        last: The last major version that does; None while it goes on.
+        first: The first toolkit that compiles for it.
+        last: The last major version that compiles for it; None while every new version does.
     """
     version = version_key(cuda)
     if version[:2] < version_key(first):

@@ -1,4 +1,4 @@
-"""Options of a command: declared once, as fields of a frozen dataclass or as a list, and read by argparse.
+"""Options of a command: declared once, as fields of a frozen dataclass or as a list, and parsed by argparse.
 
 Nodes run this too (`gpukiln-gpu`): Python 3.9, the standard library.
 """
@@ -18,9 +18,9 @@ from typing import Any
 from gpukiln.errors import UsageError
 from gpukiln.units import whole
 
-MIN_COLUMNS = 30  # columns: a text that would have fewer stands below its name
+MIN_COLUMNS = 30  # a help text with less space is printed below its option
 Complete = Callable[[Sequence["Option"], Mapping[str, Any]], "dict[str, Any]"]
-LIKENESS_GAP = 0.1  # of likeness than the nearest name's: no suggestion beside it
+LIKENESS_GAP = 0.1  # a suggestion is at most this much less similar than the best one
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,16 @@ class Option:
     """An option.
 
     Args:
-        name: As an attribute; typed as --name.
-        default: A text, a number, False for a flag, or () for what may be given several times.
+        name: As an attribute; users type --name.
+        default: A text, a number, False for a flag, or () for an option that may be repeated.
         letter: Of a short form, for example n.
-        first: Whether it may also stand without its name behind the command.
-        several: Whether all words behind the command are its values then, joined by commas.
-        required: Whether the command needs it.
-        rest: Whether it is the command that follows `--`, and nothing else.
-        value: What stands for its value in the help.
+        first: Whether its value may also follow the command without the option's name.
+        several: Whether all such words are its values, joined by commas.
+        required: Whether the command requires it.
+        rest: Whether it is the command behind `--`.
+        value: Placeholder of its value in the help.
         also: Another spelling, without dashes.
-        setting: Of a project, which is its value where it is not typed (gpukiln/commands/settings.py).
+        setting: The setting of a project that is its default (gpukiln/commands/settings.py).
     """
 
     name: str
@@ -54,35 +54,39 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """How it is typed."""
+        """The option on a command line."""
         return flag(self.name)
 
     @property
     def flags(self) -> list[str]:
-        """Every way to type it."""
+        """Every form of the option on a command line."""
         return [f"-{self.letter}"] * bool(self.letter) + [self.flag] + [f"--{self.also}"] * bool(self.also)
 
     @property
     def placeholder(self) -> str:
-        """What stands for its value in the help; empty for a flag."""
+        """Placeholder of its value in the help; empty for a flag."""
         if self.default is False:
             return ""
         return self.value or ("NUMBER" if type(self.default) is int else self.flag[2:].upper())
 
     @property
     def described(self) -> str:
-        """Its help, with its default where that is none of the obvious ones."""
+        """Its help, with its default unless that is empty or in the help already."""
         known = not self.default or "default" in self.help
         return self.help if known else f"{self.help} (default: {self.default})"
 
     @property
     def shown(self) -> str:
-        """How it is typed, with its value."""
+        """Its forms with the placeholder, for the help."""
         return f"{', '.join(self.flags)} {self.placeholder}".rstrip()
 
 
 def flag(name: str) -> str:
-    """How an option is typed; a name that Python has for itself ends in a dash."""
+    """The option of an attribute; an attribute that would be a keyword of Python ends in an underscore.
+
+    >>> flag("dry_run"), flag("for_")
+    ('--dry-run', '--for')
+    """
     return f"--{name.strip('_').replace('_', '-')}"
 
 
@@ -92,8 +96,9 @@ def option(help: str, default: Any = "", **more: Any) -> Any:
 
 
 def options_of(kind: type) -> tuple[Option, ...]:
-    """The options that a dataclass declares: its own first, then those of each group that it has."""
+    """The options of a dataclass: its own first, then those of each base class."""
     declared = {field.name: field for field in fields(kind)}
+    # fields() has the base classes first; the help has the command's own options first.
     names = [name for group in kind.__mro__ for name in vars(group).get("__annotations__", ())]
     return tuple(
         Option(name, default=declared[name].default, **declared[name].metadata)
@@ -103,22 +108,26 @@ def options_of(kind: type) -> tuple[Option, ...]:
 
 
 def columns(rows: Sequence[tuple[str, str]]) -> str:
-    """Names and what they mean; a line each where no terminal is, and never narrower than legible."""
+    """Two columns of names and texts, wrapped for the terminal; one line each on another output."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
     indent = 5 + max(len(name) for name, _ in rows)
-    beside = width - indent >= MIN_COLUMNS
-    if not beside:
+    fits = width - indent >= MIN_COLUMNS
+    if not fits:
         indent = 6
     lines: list[str] = []
     for name, text in rows:
         wrapped = textwrap.wrap(text, max(width - indent - 1, MIN_COLUMNS))
-        first = f"  {name:{indent - 2}}{wrapped.pop(0) if wrapped else ''}" if beside else f"  {name}"
+        first = f"  {name:{indent - 2}}{wrapped.pop(0) if wrapped else ''}" if fits else f"  {name}"
         lines += [first.rstrip(), *(f"{'':{indent}}{line}" for line in wrapped)]
     return "\n".join(lines) + "\n"
 
 
 def usage(command: str, options: Sequence[Option]) -> str:
-    """One line that says how a command is typed."""
+    """The usage line of a command.
+
+    >>> usage("gpukiln-gpu args", [Option("lease", "its id", first=True)])
+    'gpukiln-gpu args [LEASE] [--OPTION...]'
+    """
     words = [_word(option) for option in options if option.first]
     if any(not option.rest for option in options):
         words.append("[--OPTION...]")
@@ -132,23 +141,25 @@ def _word(option: Option) -> str:
 
 
 def add_to(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
-    """Teach a parser options; it leaves out of its answer what was not typed."""
+    """Add options to a parser; its result has the typed ones only."""
     for option in options:
         more: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS}
         if option.default is False:
             more["action"] = "store_true"
         else:
+            # SUPPRESS leaves out what was not typed, so that settings and defaults can be told apart from
+            # typed values.
             more["action"] = "append" if isinstance(option.default, tuple) else _SingleValue
         parser.add_argument(*option.flags, **more)
 
 
 class _SingleValue(argparse.Action):
-    """An option that has one value: a second would take the first one's place in silence."""
+    """An option with one value: argparse would replace the first by the second without an error."""
 
     def __call__(self, _parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         if hasattr(namespace, self.dest):
             raise UsageError(
-                f"{option_string} is given twice", hint="a list of values is separated by commas"
+                f"{option_string} is given twice", hint="pass several values in a list with commas"
             )
         setattr(namespace, self.dest, values)
 
@@ -156,45 +167,50 @@ class _SingleValue(argparse.Action):
 def read(
     command: str, options: Sequence[Option], words: Sequence[str], complete: Complete | None = None
 ) -> dict[str, Any]:
-    """What was typed behind a command.
+    """Parse the words behind a command.
 
     Args:
         command: With its program, for example "gpukiln ami build".
-        complete: Adds what is not typed, before what is required is looked for.
+        complete: Adds values that were not typed, before required options are checked.
 
     Returns:
-        Values by the option's name; an option that was not typed is not in it.
+        Values by the option's name, of the typed options only.
 
     Raises:
-        UsageError: It is not understood.
+        UsageError: The words are not valid for these options.
     """
     _, _, name = command.partition(" ")
-    see = f"`{command} -h` shows what it takes"
+    see = f"`{command} -h` lists the options"
     at = words.index("--") if "--" in words else len(words)
     rest = [option for option in options if option.rest]
     if at < len(words) and not rest:
-        raise UsageError(f"{name} takes no command, and -- {' '.join(words[at + 1 :])} is given")
+        raise UsageError(f"{name} takes no command, but -- {' '.join(words[at + 1 :])} is given")
+    # allow_abbrev: --for would be --force for one verb and --for for another; exit_on_error: errors have the
+    # form of UsageError.
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
     add_to(parser, options)
     try:
         namespace, others = parser.parse_known_args(list(words[:at]))
     except argparse.ArgumentError as error:
+        # argparse joins the forms of an option with a slash.
         flags = str(error.argument_name).split("/")
         typed_as = next((flag for flag in flags if flag in words[:at]), flags[0])
         valued = all(option.default is not False for option in options if typed_as in option.flags)
         raise UsageError(f"{typed_as} {'lacks its' if valued else 'takes no'} value", hint=see) from error
     typed = vars(namespace)
     for word in others:
+        # A lone - stands for standard input, and is a value.
         if word.startswith("-") and word != "-":
             raise _unknown(name, word.partition("=")[0], options, see)
     _take_positionals(typed, others, options)
     if others:
         raise UsageError(
             f"{name} takes no argument {others[0]!r}",
-            hint=f"{see}; a command stands behind --" if rest else see,
+            hint=f"{see}; a command follows --" if rest else see,
         )
     if complete:
         typed = complete(options, typed)
+    # After `complete`: a setting of the project can supply a required option.
     lacking = [option for option in options if option.required and option.name not in typed]
     if lacking:
         raise UsageError(
@@ -213,7 +229,7 @@ def read(
 
 
 def _take_positionals(typed: dict[str, Any], words: list[str], options: Iterable[Option]) -> None:
-    """Give the words without an option's name to the options that may stand so, and take them away."""
+    """Assign words without an option's name to the options that accept them, and remove these words."""
     for option in options:
         if option.first and words and option.name not in typed:
             taken = words[:] if option.several else words[:1]
@@ -231,7 +247,14 @@ def _unknown(name: str, word: str, options: Iterable[Option], see: str) -> Usage
 
 
 def suggestions(name: str, choices: Iterable[str]) -> list[str]:
-    """What may have been meant; another number is meant as it is, and is no mistake in typing."""
+    """The choices that are most similar to a mistyped name.
+
+    >>> suggestions("--coutn", ["--count", "--cuda", "--json"])
+    ['--count']
+    >>> suggestions("8", ["1", "2"])
+    []
+    """
+    # A number is a wrong value, not a typing error.
     if not re.search("[A-Za-z]", name):
         return []
     matches = get_close_matches(name, list(choices), n=4, cutoff=0.6)

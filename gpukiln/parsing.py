@@ -1,7 +1,6 @@
-"""JSON and YAML that others wrote, with limits of size, depth and digits; sent to machines, Python 3.9.
+"""Parses JSON and YAML of other authors, with limits of size, depth and digits; sent to machines, Python 3.9.
 
-What is too large or too deep is refused before anything recurses over it: Python's reader of JSON raises
-RecursionError, which no reader expects, and libyaml's composer ends the process with a segmentation fault.
+Documents that are too large or nested too deeply are refused before any function recurses over them.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ if TYPE_CHECKING:
     import yaml
 
 MAX_BYTES = 64 << 20  # bytes of one document; an SBOM of an image has less than 10 MiB
-MAX_DEPTH = (
-    100  # levels of lists and mappings; Grafana's dashboards and the API server's objects have about 20
-)
-MAX_VALUES = 1_000_000  # of a YAML document with its aliases written out
+# Levels of lists and mappings; Grafana's dashboards and the API server's objects have about 20. libyaml's
+# composer recurses, and ends the process with a segmentation fault at some ten thousand levels.
+MAX_DEPTH = 100
+MAX_VALUES = 1_000_000  # of a YAML document with its aliases expanded: "billion laughs" needs a few lines
 MAX_NUMBER_CHARS = 400  # characters; the largest float in full has 309 digits
 
 
@@ -29,15 +28,15 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class LimitError(ValueError):
-    """A document is larger or deeper than anything that gpukiln reads."""
+    """A document exceeds the limits of size or depth."""
 
 
 def read_text(path: Path, *, largest: int = MAX_BYTES) -> str:
-    """The text of a file, of which no more is read than its limit.
+    """Read a text file of limited size.
 
     Raises:
         OSError: It can't be read.
-        UnicodeDecodeError: It is no UTF-8.
+        UnicodeDecodeError: It is not UTF-8.
         LimitError: It is larger.
     """
     with path.open("rb") as file:
@@ -48,16 +47,22 @@ def read_text(path: Path, *, largest: int = MAX_BYTES) -> str:
 
 
 def parse_json(text: str | bytes | bytearray, *, largest: int = MAX_BYTES) -> Any:
-    """The value of a JSON document; whatever is wrong with it is a ValueError.
+    """The value of a JSON document.
 
-    NaN and Infinity, which Python reads and RFC 8259 does not have, are refused.
+    >>> parse_json('{"gpus": [1, 2]}')
+    {'gpus': [1, 2]}
+    >>> parse_json("NaN")
+    Traceback (most recent call last):
+    ...
+    ValueError: NaN is not a number of JSON
 
     Raises:
-        ValueError: It is no JSON, or beyond the limits (LimitError).
+        ValueError: It is not JSON, or exceeds the limits (LimitError).
     """
     if len(text) > largest:
         raise LimitError(f"larger than {Memory(largest).shown}")
     try:
+        # Python's parser accepts NaN and Infinity, which RFC 8259 does not have.
         value = json.loads(text, parse_constant=_no_number)
     except RecursionError:
         raise LimitError(_too_deep(MAX_DEPTH)) from None
@@ -66,10 +71,10 @@ def parse_json(text: str | bytes | bytearray, *, largest: int = MAX_BYTES) -> An
 
 
 def check_depth(value: Any, deepest: int = MAX_DEPTH) -> None:
-    """Refuse plain data that is nested too deeply for what walks it.
+    """Refuse plain data that is nested too deeply.
 
     Raises:
-        LimitError: It is.
+        LimitError: It has more levels than `deepest`.
     """
     level = [value] if isinstance(value, (list, dict)) else []
     for _ in range(deepest):
@@ -82,13 +87,11 @@ def check_depth(value: Any, deepest: int = MAX_DEPTH) -> None:
 
 
 def check_yaml(text: str | bytes, *, deepest: int = MAX_DEPTH, largest: int = MAX_BYTES) -> None:
-    """Refuse a stream of YAML that its composer could not bear.
-
-    The events of libyaml's parser come one by one, without recursion.
+    """Refuse a stream of YAML that exceeds the limits, before the composer reads it.
 
     Raises:
         LimitError: It is too large.
-        yaml.MarkedYAMLError: It is no YAML, or something in it is beyond the limits; with the place.
+        yaml.MarkedYAMLError: It is not YAML, or a part of it exceeds the limits; with line and column.
     """
     import yaml  # noqa: PLC0415 - few commands of gpukiln-gpu need it
 
@@ -96,7 +99,8 @@ def check_yaml(text: str | bytes, *, deepest: int = MAX_DEPTH, largest: int = MA
         raise LimitError(f"larger than {Memory(largest).shown}")
     sizes: list[int] = []  # of each open collection
     names: list[str | None] = []
-    known: dict[str, int] = {}  # values of each anchor
+    known: dict[str, int] = {}  # number of values below each anchor
+    # The parser returns event after event, without recursion; only the composer recurses.
     for event in yaml.parse(text, Loader=_loader()):
         if isinstance(event, yaml.ScalarEvent):
             sizes[-1] += 1
@@ -117,41 +121,46 @@ def check_yaml(text: str | bytes, *, deepest: int = MAX_DEPTH, largest: int = MA
         elif isinstance(event, yaml.AliasEvent):
             sizes[-1] += known.get(event.anchor or "", 1)
         if sizes and sizes[-1] > MAX_VALUES:
-            raise _at(event, f"more than {MAX_VALUES:,} values once its aliases are written out")
+            raise _at(event, f"more than {MAX_VALUES:,} values with its aliases expanded")
 
 
 def parse_yaml(text: str | bytes, *, deepest: int = MAX_DEPTH, largest: int = MAX_BYTES) -> Any:
     """The value of a YAML document.
 
+    >>> parse_yaml("devices: [0, 1]")
+    {'devices': [0, 1]}
+
     Raises:
-        ValueError: It is beyond the limits, or a value is not of its type.
-        yaml.YAMLError: It is no YAML.
+        ValueError: It exceeds the limits, or a value does not have the type of its tag.
+        yaml.YAMLError: It is not YAML.
     """
     import yaml  # noqa: PLC0415 - see above
 
     check_yaml(text, deepest=deepest, largest=largest)
     try:
-        return yaml.load(text, Loader=_loader())  # noqa: S506 - it makes plain data
+        return yaml.load(text, Loader=_loader())  # noqa: S506 - a safe loader
     except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        # `!!int ''`, `!!timestamp x`: PyYAML passes on what Python says of a value.
-        raise ValueError(f"a value is not of its type: {error}") from error
+        # `!!int ''`, `!!timestamp x`: PyYAML lets Python's exceptions through.
+        raise ValueError(f"a value does not have the type of its tag: {error}") from error
 
 
 def refuse_credentials(url: str, option: str, *, where: str) -> None:
-    """Refuse an address that holds a user or a password; the message shows neither.
+    """Refuse a URL with a user or a password; the message shows neither.
+
+    >>> refuse_credentials("https://mirror.example/debian", "--url", where="the boot file")
 
     Args:
-        option: What it was given as.
-        where: Where it would be written, for example "the user data of the machine".
+        option: The option of the URL, for the message.
+        where: Where gpukiln would write it, for example "the user data of the machine".
 
     Raises:
-        UsageError: It holds some.
+        UsageError: It has credentials.
     """
     if match := re.search(r"//[^/\s]*@", url):
         host = re.match(r"[^/\s]*", url[match.end() :])
         raise UsageError(
-            f"{option} holds credentials for {host[0] if host else 'a server'}, which would lie in {where}",
-            hint="an address without user and password; let the server allow reading by network",
+            f"{option} has credentials for {host[0] if host else 'a server'}, which would be in {where}",
+            hint="pass a URL without user and password; allow reading on the server by network",
         )
 
 
@@ -180,7 +189,7 @@ def _loader() -> type[yaml.SafeLoader]:
 
 
 def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a number of JSON")
 
 
 def _too_deep(deepest: int) -> str:

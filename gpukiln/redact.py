@@ -1,13 +1,13 @@
-"""Takes secrets out of text and data before they are kept or shown.
+"""Removes secrets from texts and data before they are stored or printed.
 
-It is sent to judged machines (`gpukiln.probe.packing`) and loaded by Ansible's callback by its path, so it
-imports the standard library only and runs on Python 3.9.
+The module is sent to machines under verification (`gpukiln.probe.packing`), and Ansible's callback loads it
+by its path: standard library, Python 3.9.
 
-What a secret is: the value beside a name that says so (`password`, `X_TOKEN`, `--api-key`, `Authorization:`),
-and what has a secret's form whatever stands beside it (keys, tokens, a URL's user). Hiding too much costs a
-word of a log, hiding too little an account: a value ends at the last place where it can end. Names of files,
-digests, UUIDs and serial numbers stay. Every pattern takes time linear in the text's length: what it scans it
-consumes, or the scan has a limit.
+A secret is the value of a name that says so (`password`, `X_TOKEN`, `--api-key`, `Authorization:`), or a text
+in the form of a secret (keys, tokens, the user in a URL). Redacting too much costs a word of a log, redacting
+too
+little an account: a value ends at the last possible place. Names of files, digests, UUIDs and serial numbers
+stay. Every pattern takes time linear in the length of the text: it consumes what it scans, or has a limit.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ _WORDS = (
     r"(?:password|passphrase|(?<!etc/)passwd|secret|token|api[_-]?key|access[_-]?key"
     r"|private[_-]?key|signing[_-]?key|encryption[_-]?key|account[_-]?key|auth[_-]?key|ssh[_-]?pass)"
 )
-# What ends in one of these is about a secret and is none: token_url, secret_name, --password-stdin.
+# Names that end in one of these words describe a secret and have none: token_url, secret_name,
+# --password-stdin.
 _ABOUT = "".join(
     f"(?<![_-]{word})"
     for word in "file path dir stdin name arn url uri type count length age".split()  # noqa: SIM905
 )
 _NAME = rf"{_WORDS}[\w.-]{{0,40}}{_ABOUT}"
-# Quotes may be escaped: a document may be a string of another document.
+# Quotes may be escaped: a JSON document may be a string in another one.
 _QUOTE = r"\\{0,8}[\"']"
 _QUOTED = rf"(?P<q>{_QUOTE})(?P<quoted>.*?)(?P<end>(?<!\\)(?P=q)(?=[\s,;:}}\])>&|\\]|$)|$)"
 _BARE = (
@@ -52,7 +53,7 @@ _FORMS = "|".join(
         r"\b(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[0-9A-Z]{16}\b",  # AWS access keys
         r"\bgh[pousr]_\w{20,255}|\bgithub_pat_\w{20,255}|\bglpat-[\w-]{20,100}",
         r"\bxox[abeoprs]-[\w-]{10,255}|\bhf_[A-Za-z0-9]{20,100}|\bnvapi-[\w-]{20,255}",
-        # What begins in no other text; Yelp/detect-secrets, detect_secrets/plugins, and gitleaks,
+        # Prefixes that no other text has; Yelp/detect-secrets, detect_secrets/plugins, and gitleaks,
         # config/gitleaks.toml
         r"\b(?:gl(?:dt|ptt|rt|cbt|imt|ft|oas|oat|agent|soat)-|GR1348941)[\w-]{20,100}"
         r"|\b[rs]k_live_[0-9A-Za-z]{24,99}"
@@ -64,7 +65,7 @@ _FORMS = "|".join(
         r"(?<![\w.-])eyJ[\w-]{5,}(?:\.[\w-]+){2,4}",  # JSON web tokens
     )
 )
-# In this order: later ones see what earlier ones left.
+# The order matters: each rule sees the text that the earlier rules have changed.
 _RULES: tuple[tuple[re.Pattern[str], Any], ...] = (
     (
         # PEM, OpenSSH and PGP; in a JSON string its lines end in \n written out. Without an end: all of it.
@@ -74,7 +75,7 @@ _RULES: tuple[tuple[re.Pattern[str], Any], ...] = (
         ),
         "(private key left out)",
     ),
-    # The host tells where it was tried; a long user alone is a token (https://TOKEN@github.com).
+    # The host stays, for it shows where the request went; a long user alone is a token (https://TOKEN@github.com).
     (re.compile(r"(?<=://)(?:[^/\s:@\"']{0,200}:[^/\s\"']{1,1000}|[\w-]{20,255})@"), f"{REPLACEMENT}@"),
     (re.compile(_FORMS), REPLACEMENT),
     (
@@ -89,7 +90,7 @@ _RULES: tuple[tuple[re.Pattern[str], Any], ...] = (
         ),
         rf"\g<name>\g<q>{REPLACEMENT}",
     ),
-    # With a digit, a dot or a sign: "bearer authentication failed" has none.
+    # Only with a digit, a dot or a sign: "bearer authentication failed" is no token.
     (re.compile(r"(?i)(\bbearer\s{1,20})(?=[\w~+/-]{0,200}[\d.=])[\w.~+/=-]{8,}"), rf"\1{REPLACEMENT}"),
     (
         # YAML's block of lines that are indented more than their name.
@@ -100,7 +101,7 @@ _RULES: tuple[tuple[re.Pattern[str], Any], ...] = (
         rf"\g<in>\g<name> {REPLACEMENT}\n",
     ),
     (
-        # A line of YAML or of a question: all that follows the name, which may be several words.
+        # A line of YAML, or a prompt: everything behind the name, which may be several words.
         re.compile(
             rf"(?im)^(?P<name>[ \t]{{0,80}}(?:- )?[\w.-]{{0,80}}?{_NAME}:[ \t]+)"
             r"(?!\(left out\))[^\s\"'{\[|>][^\n]*"
@@ -131,7 +132,7 @@ _RULES: tuple[tuple[re.Pattern[str], Any], ...] = (
         ),
         rf"\g<name>{REPLACEMENT}",
     ),
-    # netrc, and Docker's config.json
+    # netrc(5), and `auth` in Docker's config.json.
     (
         re.compile(r"(?i)(\blogin\s{1,20}\S{1,200}\s{1,20}password\s{1,20})(?!\(left out\))\S+"),
         rf"\1{REPLACEMENT}",
@@ -144,7 +145,7 @@ _KEY_BEGINS = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----
 _KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 
 
-# What stands for a value that is elsewhere, or for none: $VAR, %i, <token>, {{ name }}, /run/secrets/x, xxx.
+# References to a value, and placeholders: $VAR, %i, <token>, {{ name }}, /run/secrets/x, xxx.
 _NO_VALUE = re.compile(
     r"(?i)[$%<{/*@]|x{3,}|(?:true|false|yes|no|none|null|on|off|\d{1,4}|unset|default|auto)$"
     r"|(?:your|my|change|example|dummy|insert|replace)"
@@ -160,14 +161,16 @@ _HELD_SECRETS = (
     re.compile(rf"(?P<held>{_FORMS})"),
 )
 FORMS = re.compile(_FORMS)
-"""What has a secret's form whatever stands beside it."""
+"""Texts in the form of a secret, whatever their name is."""
 
 
 def holds_secret(line: str) -> bool:
-    """Whether a line of settings holds a credential.
+    """Whether a line of settings has a credential: not in a comment, not as a reference or a placeholder.
 
-    Unlike `redact`, which rather hides too much, this takes no comment, no reference ($VAR, %i, a path) and
-    nothing that stands for no value (true, <token>).
+    >>> holds_secret("password = hunter2-4711"), holds_secret("password = $DB_PASSWORD")
+    (True, False)
+    >>> holds_secret("# password = hunter2-4711")
+    False
     """
     if line.lstrip().startswith(("#", ";", "// ")):
         return False
@@ -175,14 +178,26 @@ def holds_secret(line: str) -> bool:
 
 
 def redact(text: str) -> str:
-    """A text without secrets; what was redacted once stays as it is."""
+    """A text without secrets; a redacted text does not change again.
+
+    >>> redact("train.py --api-key s3cr3t --epochs 3")
+    'train.py --api-key (left out) --epochs 3'
+    >>> redact("https://ann:s3cr3t@host/repo")
+    'https://(left out)@host/repo'
+    """
     for pattern, instead in _RULES:
         text = pattern.sub(instead, text)
     return text
 
 
 def redact_value(value: Any) -> Any:
-    """Plain data without secrets: each text redacted, and what stands under a secret's name left out."""
+    """Plain data without secrets: every text is redacted, and values with the name of a secret are replaced.
+
+    >>> redact_value({"user": "ann", "password": "s3cr3t"})
+    {'user': 'ann', 'password': '(left out)'}
+    >>> redact_value(["--token", "s3cr3t"])
+    ['--token', '(left out)']
+    """
     if isinstance(value, dict):
         return {key: _redact_named(str(key), inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -203,13 +218,13 @@ def _redact_named(name: str, value: Any) -> Any:
 
 
 class LogRedactor:
-    """Redacts a log that comes line by line: a private key is recognised by lines before its own."""
+    """Redacts a log line by line, with the state that a private key of several lines needs."""
 
     def __init__(self) -> None:
         self._in_key = False
 
     def __call__(self, line: str) -> str:
-        """The line, with the line end that it came with."""
+        """The redacted line with its line end; empty within a key."""
         if self._in_key:
             ends = _KEY_ENDS.search(line)
             self._in_key = ends is None

@@ -1,7 +1,7 @@
-"""Amounts as people type and read them: memory, time, money, ranges of numbers; docs/units.md has the forms.
+"""Amounts as people type and read them: memory, time, money, ranges of numbers (docs/units.md).
 
-One meaning for a text in every option, settings file and contract. Manifests of Kubernetes keep Kubernetes'
-own form (gpukiln/kubernetes/quantity.py). Standard library and Python 3.9 only: machines keep this, too.
+A text has the same meaning in every option, settings file and contract. Kubernetes' manifests keep
+Kubernetes' form (gpukiln/kubernetes/quantity.py). Standard library and Python 3.9: nodes run this module too.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Callable
 
 from gpukiln.errors import UsageError
 
-# At most 15 digits before and after the point: 999 EiB in bytes have 22, and what is longer is no amount.
+# At most 15 digits before and after the point: no amount needs more, and longer ones would be slow to
+# compute.
 _NUMBER = r"\+?(?:[0-9]{1,15}(?:\.[0-9]{0,15})?|\.[0-9]{1,15})(?:[eE][+-]?[0-9]{1,2})?"
+# Exponents of 1024 or 1000 by the letter of the unit.
 _BINARY = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 MIB, GIB = 1 << 20, 1 << 30
@@ -27,9 +29,11 @@ class Memory(int):
         PATTERN: The form as a regular expression of Python and of JSON Schema.
     """
 
-    # Without `m` alone, a thousandth to Kubernetes and 2^20 to Docker.
+    # `m` alone is refused: it is a thousandth for Kubernetes and 2^20 for Docker.
     PATTERN = rf"({_NUMBER})[ ]*([KkMmGgTtPpEe][Ii][Bb]?|[KkGgTtPpEeM][Bb]?|[Mm][Bb]|[Bb])?"
-    LEAST_BARE, MOST_BARE = 256, 1 << 24  # MiB: with fewer GiB is meant, with more (16 TiB) bytes
+    # A number without a unit is MiB. Below 256 the user probably means GiB, above 16 TiB bytes: both are
+    # refused.
+    LEAST_BARE, MOST_BARE = 256, 1 << 24
     LIMIT = 1 << 63
     WANTED = "wanted such as 24GiB, 24GB or 8192 (MiB)"
 
@@ -37,12 +41,17 @@ class Memory(int):
     def parse(cls, text: str, option: str, *, zero: bool = False) -> Memory:
         """Read an amount.
 
+        >>> Memory.parse("24GiB", "--memory").mib, Memory.parse("8192", "--memory").mib
+        (24576, 8192)
+        >>> int(Memory.parse("24GB", "--memory"))
+        24000000000
+
         Args:
-            option: What it was given as, for the message.
-            zero: Whether nothing is an amount, too.
+            option: The option of the text, for messages.
+            zero: Whether 0 is allowed.
 
         Raises:
-            UsageError: It is none.
+            UsageError: The text is not an amount of memory.
         """
         match = re.fullmatch(cls.PATTERN, text.strip())
         if match is None:
@@ -50,16 +59,18 @@ class Memory(int):
             hint = (
                 f"did you mean {thousandth[1]}Mi? m is a thousandth of a byte" if thousandth else cls.WANTED
             )
-            raise UsageError(f"{option} {_short(text)} is no amount of memory", hint=hint)
+            raise UsageError(f"{option} {_short(text)} is not an amount of memory", hint=hint)
         number, unit = Decimal(match[1]), (match[2] or "").upper()
         if not unit and number:
             cls._check_bare(number, text.strip(), option)
+        # IEC 80000-13: KiB is 1024 bytes, KB and K are 1000.
         base = 1024 if "I" in unit else 1000
         size = number * (base ** _BINARY[unit.rstrip("IB")] if unit else MIB)
         if not size and not zero:
-            raise UsageError(f"{option} {_short(text)} is not more than nothing", hint=cls.WANTED)
+            raise UsageError(f"{option} {_short(text)} is not more than 0", hint=cls.WANTED)
         if size >= cls.LIMIT:
             raise UsageError(f"{option} {_short(text)} is 8 EiB or more", hint=cls.WANTED)
+        # Rounded up: a request for memory must not shrink.
         return cls(size.to_integral_value(ROUND_CEILING))
 
     @classmethod
@@ -128,16 +139,22 @@ class Duration(float):
     def parse(cls, text: str, option: str, *, least: float = 0, most: float = float("inf")) -> Duration:
         """Read a duration.
 
+        >>> Duration.parse("1h30m", "--for"), Duration.parse("90", "--for")
+        (5400.0, 90.0)
+        >>> Duration.parse("7d", "--since").shown
+        '7d'
+
         Args:
-            option: What it was given as, for the message.
-            least: Seconds that it has at least, most: at most.
+            option: The option of the text, for messages.
+            least: The minimum in seconds.
+            most: The maximum in seconds.
 
         Raises:
-            UsageError: It is none, shorter or longer.
+            UsageError: The text is not a duration, or outside the limits.
         """
         typed = text.strip().lower()
         if not re.fullmatch(cls.PATTERN, typed):
-            raise UsageError(f"{option} {_short(text)} is no duration", hint=cls.WANTED)
+            raise UsageError(f"{option} {_short(text)} is not a duration", hint=cls.WANTED)
         if typed[-1] in _SECONDS:
             parts = re.findall(r"([0-9.]+)([smhdw])", typed)
             duration = cls(sum(float(number) * _SECONDS[unit] for number, unit in parts))
@@ -151,7 +168,7 @@ class Duration(float):
 
     @property
     def shown(self) -> str:
-        """For people, in a form that can be typed: `4.2s`, `3m7s`, `2d3h`; two units at most."""
+        """For people, in a form that `parse` reads: `4.2s`, `3m7s`, `2d3h`; two units at most."""
         if (tenths := round(max(self, 0.0), 1)) < 60:
             return f"{_trimmed(tenths, 1)}s"
         parts: list[str] = []
@@ -172,15 +189,19 @@ class Money(Decimal):
     def parse(cls, text: str, option: str) -> Money:
         """Read an amount.
 
+        >>> Money.parse("$2.50", "--max-price").shown, Money.parse("1234", "--max-price").shown
+        ('2.50', '1,234.00')
+
         Raises:
-            UsageError: It is none, or not more than nothing.
+            UsageError: The text is not an amount above 0.
         """
         try:
             amount = cls(text.strip().removeprefix("$"))
         except InvalidOperation:
+            # Decimal accepts NaN and Infinity, and raises for other text; all of them are refused below.
             amount = cls(0)
         if not amount.is_finite() or amount <= 0:
-            raise UsageError(f"{option} {_short(text)} is no price", hint="wanted: USD, for example 2.50")
+            raise UsageError(f"{option} {_short(text)} is not a price", hint="wanted: USD, for example 2.50")
         return amount
 
     @property
@@ -191,7 +212,7 @@ class Money(Decimal):
 
 @dataclass(frozen=True)
 class Span:
-    """A number or a range of numbers, both ends counted in; None: no end."""
+    """A number, or a range with both ends; None for no upper end."""
 
     low: int
     high: int | None = None
@@ -202,13 +223,18 @@ class Span:
     ) -> Span:
         """Read `2`, `1..4`, `2..` or `..4`.
 
+        >>> Span.parse("1..4", "--gpus")
+        Span(low=1, high=4)
+        >>> str(Span.parse("2..", "--gpus"))
+        '2 or more'
+
         Args:
-            option: What it was given as, for the messages.
-            least: Where a range begins that does not say it; less is refused.
-            read: Reads an end; whole numbers by default.
+            option: The option of the text, for messages.
+            least: The minimum, at which `..4` begins.
+            read: Reads an end; integers by default.
 
         Raises:
-            UsageError: It is none.
+            UsageError: The text is not a number or a range.
         """
         read = read or whole
         low, dots, high = (part.strip() for part in text.partition(".."))
@@ -222,7 +248,7 @@ class Span:
             raise UsageError(f"{option} {_short(text)} is less than {least}", hint=f"wanted {least} or more")
         if last is not None and last < first:
             raise UsageError(
-                f"{option} {_short(text)}: {low} is more than {high}", hint="the smaller one first"
+                f"{option} {_short(text)}: {low} is more than {high}", hint="write the smaller number first"
             )
         return cls(first, last)
 
@@ -235,24 +261,33 @@ class Span:
         return f"{self.low} or more" if self.high is None else f"{self.low} to {self.high}"
 
 
-MAX_DIGITS = 18  # digits; fits into 64 bits
+# Fits into 64 bits; int() raises ValueError from 4,300 digits on (Python, "Integer string conversion length
+# limitation").
+MAX_DIGITS = 18
 
 
 def is_whole(text: str) -> bool:
-    """Whether a text is a whole number that int() takes: Python refuses more than 4,300 digits."""
+    """Whether a text is a decimal integer of up to 18 digits.
+
+    >>> is_whole("12"), is_whole("-1"), is_whole("9" * 19)
+    (True, False, False)
+    """
     return len(text) <= MAX_DIGITS and text.isdecimal()
 
 
 def whole(text: object, option: str, least: int = 0) -> int:
-    """A whole number.
+    """Read an integer.
+
+    >>> whole("12", "--count")
+    12
 
     Raises:
-        UsageError: It is none, or less than wanted.
+        UsageError: The text is not an integer of `least` or more.
     """
     typed = str(text)
     if not is_whole(typed) or int(typed) < least:
         raise UsageError(
-            f"{option} {_short(typed)} is no whole number of {least} or more",
+            f"{option} {_short(typed)} is not a whole number of {least} or more",
             hint=f"such as {option} {least + 1}",
         )
     return int(typed)
@@ -263,5 +298,5 @@ def _trimmed(value: float, places: int) -> str:
 
 
 def _short(text: str) -> str:
-    """A text as a message shows it: somebody may have pasted a file."""
+    """A text for a message, cut where it is long: a user may have pasted a file."""
     return repr(text) if len(text) <= 60 else f"{text[:60]!r}..."

@@ -3,7 +3,8 @@
 The package runs from a checkout and, packed into one file (`gpukiln.gpus.zipapp`), on the machines
 themselves: Python 3.9, the standard library and NVIDIA's bindings alone.
 
-Central values: `Snapshot` (model.py) is everything that is known of the GPUs at one moment, `Lease` (store.py)
+Central values: `Snapshot` (model.py) is everything that is known of the GPUs at one moment, `Lease`
+(store.py)
 says who has which devices, `Finding` (gpukiln/findings.py) is a fault with its evidence and remedy.
 
 Reading GPUs:
@@ -16,7 +17,8 @@ Reading GPUs:
 Faults:
     faults.py       the table of faults: severity, remedy and source of each
     kernel_log.py   events of the kernel's log; nvlinks.py: which NVLinks should be active
-    health.py       the health of one GPU; rules.py: the rules that the host suite and `gpukiln-gpu health` share
+    health.py       the health of one GPU; rules.py: the rules that the host suite and `gpukiln-gpu health`
+    share
 Leases:
     store.py        SQLite and the locks that jobs inherit, for root alone; leases.py: what is done with them
     service.py      the root service for members of the group; client.py: how they ask it
@@ -28,8 +30,10 @@ Changing GPUs:
 CUDA:
     cuda.py         installations, and whether the driver runs them; environments.py: `gpukiln-gpu env`
 The program:
-    verb.py, verbs/  each verb, declared once for `gpukiln-gpu` (cli.py) and for `gpukiln gpu` (commands/gpu.py)
-    manual.py, zipapp.py  the man page, and the one file; facts.py: the part of the catalogue that machines have
+    verb.py, verbs/  each verb, declared once for `gpukiln-gpu` (cli.py) and for `gpukiln gpu`
+    (commands/gpu.py)
+    manual.py, zipapp.py  the man page, and the one file; facts.py: the part of the catalogue that machines
+    have
 
     from gpukiln.gpus import lease, snapshot
 
@@ -50,13 +54,14 @@ if TYPE_CHECKING:
     from gpukiln.gpus.leases import LeaseGrant, lease
     from gpukiln.gpus.model import Device, GpuProcess, Snapshot
 
+# The library for programs of users (docs/gpus.md, "As a library"): everything else of the package may change.
 __all__ = ["Device", "GpuProcess", "LeaseGrant", "Snapshot", "lease", "snapshot"]
 # The module of each exported name; the others are of model.py.
 _FROM = {"LeaseGrant": "leases", "lease": "leases", "snapshot": "lease_overlay"}
 
 
 def __getattr__(name: str) -> Any:
-    """An exported name, imported when it is first read: the zipapp has no compiled code, so each module costs."""
+    """Import an exported name when it is first read: a zipapp has no compiled code, so each module costs."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"gpukiln.gpus.{_FROM.get(name, 'model')}"), name)

@@ -272,7 +272,7 @@ def _first_value(rows: dict[str, Any], paths: Sequence[str]) -> tuple[Any, str]:
         value: Any = rows
         for key in path.split("."):
             if isinstance(value, dict):
-                # Some versions write the keys of clocks in capital letters.
+                # Some versions write keys in capital letters.
                 value = value.get(key, value.get(key.upper()))
         content = value.get("value") if isinstance(value, dict) else value
         if content in (None, "", "N/A") or isinstance(content, (dict, list)):

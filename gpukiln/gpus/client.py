@@ -1,7 +1,7 @@
 """Opens the leases of this machine with the rights of the user who runs this program.
 
-Root opens the store itself. Members of the group `gpu` ask the service (`gpukiln.gpus.service`), which runs as
-root and reads the caller's user from the socket.
+Root opens the store itself. Members of the group `gpu` ask the service (`gpukiln.gpus.service`), which runs
+as root and reads the caller's user from the socket.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ SOCKET_ENVIRONMENT = "GPUKILN_GPUS_SOCKET"  # another path, for tests
 # unix(7)).
 MAX_DESCRIPTORS = 128
 START_HINT = "start it as root: systemctl enable --now gpukiln-gpu-leases.socket (role gpu_tools)"
+# Evaluated when the module is imported, so Python 3.9 needs Union in place of |.
 AnyLeases = Union[Leases, "MemberLeases"]
 
 
@@ -53,6 +54,7 @@ def open_existing_leases() -> AnyLeases | None:
     path = socket_path()
     if os.geteuid() == 0 or (os.environ.get(ENVIRONMENT) and not path.exists()):
         return Leases() if (folder() / "leases.db").exists() else None
+    # The folder without the socket: the service is not set up, and the error says how to start it.
     return MemberLeases(path) if path.exists() or folder().exists() else None
 
 
@@ -202,10 +204,13 @@ class MemberLeases:
         """Send one call to the service; returns its answer and the descriptors that came with it."""
         descriptors: list[int] = []
         try:
+            # One connection for each call: a connection that breaks costs one call, and the kernel names the
+            # caller of each.
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
                 line.connect(str(self._path))
                 line.sendall(json.dumps({"call": call, **arguments}).encode() + b"\n")
                 for message in _messages(line, descriptors):
+                    # The answer of the call `queue` has a key `waiting` too.
                     if "waiting" in message and "answer" not in message:
                         if on_wait is not None:
                             on_wait(message["waiting"])
@@ -223,6 +228,7 @@ class MemberLeases:
                 f"only root can lease this machine's GPUs: no service listens on {self._path}",
                 hint=START_HINT,
             ) from error
+        # An older or newer service may answer in another form.
         except (OSError, ValueError, KeyError) as error:
             for number in descriptors:
                 os.close(number)

@@ -272,6 +272,7 @@ def _driver(head: dict[str, Any]) -> Driver:
     else:
         unavailable["flavour"] = f"{NVIDIA_VERSION} does not say"
     known = version or module
+    # The branch is the first part of the version: 535 of 535.309.01.
     number = version_key(known)[0] if known and version_key(known) else None
     branch = facts()["branches"].get(str(number)) if number else None
     if branch is None:

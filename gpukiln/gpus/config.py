@@ -205,7 +205,8 @@ def machine_price(config: Config) -> MachinePrice | None:
         return None
     if vendor != "Amazon EC2":
         return None
-    # Only the metadata service knows the region; the first list with this type serves, and its region is named.
+    # Only the metadata service knows the region; the first list with this type serves, and its region is
+    # named.
     for listed in facts()["prices"]:
         if name in listed["usd_hour"]:
             source = f"{name} on demand in {listed['region']}, {listed['as_of']} ({listed['source']})"

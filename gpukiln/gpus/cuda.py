@@ -27,6 +27,7 @@ ANSWERS = {
 }
 QUERY_S = 30.0  # for one program: nvcc, a Python, a container engine
 TOOLKIT_PATTERN = "/usr/local/cuda*"
+# Runs in the other interpreter, which may be any Python with importlib.metadata (3.8 and later).
 LIST_WHEELS = """
 import importlib.metadata as metadata, json
 print(json.dumps([[d.metadata["Name"], d.version] for d in metadata.distributions()]))
@@ -172,6 +173,7 @@ def images(engine: str, names: Sequence[str] = ()) -> list[tuple[str, str | None
     Raises:
         UnavailableError: The engine does not answer, or does not have a named image.
     """
+    # An image with several tags is listed once for each of them.
     listed = list(names) or sorted(set(_output_of([engine, "images", "--quiet", "--no-trunc"]).split()))
     if not listed:
         return []

@@ -1,7 +1,8 @@
 """GPUs in containers: renders devices for each container engine, by the method that the engine supports.
 
 Docker passes GPUs to a container by CDI (from 25 on where it is configured, from 28.2 on by default,
-docker/docs#22926), by NVIDIA's hook on its daemon's PATH (`--gpus`), or by the runtime `nvidia`; Podman by CDI.
+docker/docs#22926), by NVIDIA's hook on its daemon's PATH (`--gpus`), or by the runtime `nvidia`; Podman by
+CDI.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ KNOWN_CAPABILITIES = ("compute", "compat32", "graphics", "utility", "video", "di
 ALL = "all"  # in place of UUIDs: every GPU of the machine, for services that run without a lease
 CDI_KIND = "nvidia.com/gpu"
 CDI_FILES = ("/etc/cdi/*.yaml", "/etc/cdi/*.json", "/var/run/cdi/*.yaml", "/var/run/cdi/*.json")
-# The name before and after toolkit 1.14; Docker looks for both (moby/moby, daemon/nvidia_linux.go).
+# Names of NVIDIA's hook in different versions of its toolkit.
 HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 # Leases name devices by UUID; the default of nvidia-ctk names them by index.
 GENERATE_COMMAND = "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml --device-name-strategy=uuid"
@@ -108,7 +109,7 @@ def cdi_devices(patterns: Sequence[str] = CDI_FILES) -> frozenset[str]:
             # By pattern: gpukiln-gpu parses YAML only where PyYAML is packed, and the two keys are enough.
             if not re.search(rf"[\"']?kind[\"']?: *[\"']?{re.escape(CDI_KIND)}\b", text):
                 continue
-            # In JSON the top-level containerEdits follow `devices`; they have names of hooks and variables.
+            # The last containerEdits of a JSON document are those of all devices: no device follows.
             devices = text[: text.rfind("containerEdits")] if path.endswith(".json") else text
             names |= set(re.findall(r"(?m)[\"']?\bname[\"']?: *[\"']?([A-Za-z0-9:._-]+)", devices))
     return frozenset(names)

@@ -1,8 +1,8 @@
 """Environments for machine learning: selected for the driver, started on leased GPUs, verified before use.
 
-An environment is a container of a pinned image, or a virtual environment of wheels. Two checks verify both: the
-compute check of the host suite, and the framework's own count of its GPUs. gpukiln removes an environment that
-fails.
+An environment is a container of a pinned image, or a virtual environment of wheels. Two checks verify both:
+the compute check of the host suite, and the framework's own count of its GPUs. gpukiln removes an environment
+that fails.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpukiln.gpus.store import boot_clock
 from gpukiln.parsing import parse_json
 
 IMAGE, WHEELS = "image", "wheels"
-# Images and wheels of these frameworks are several GB; the first CUDA call of an image may compile kernels.
+# Images and wheels of these frameworks have several GB.
 PULL_S, VERIFY_S, INSTALL_S = 3600.0, 900.0, 3600.0
 PROGRAM_IN_CONTAINER = "/gpukiln-gpu"
 # Python that prints how many GPUs each framework sees.
@@ -84,21 +84,21 @@ def choose(
     able: list[EnvironmentChoice] = []
     refused: list[str] = []
     for row in table[framework]:
-        said = f"{framework} {row['version']} (CUDA {row['cuda']})"
+        release = f"{framework} {row['version']} (CUDA {row['cuda']})"
         if not (row["image"] if kind == IMAGE else row["wheels"]):
-            refused.append(f"{said}: it has no {kind}")
+            refused.append(f"{release}: it has no {kind}")
             continue
         if cuda not in ("auto", row["cuda"]):
-            refused.append(f"{said}: wanted CUDA {cuda}")
+            refused.append(f"{release}: wanted CUDA {cuda}")
             continue
         support = check_driver(row["cuda"], driver, others)
         old = driver is not None and version_key(driver) < version_key(row["least_driver"])
         if support.word not in (NATIVE, LIMITS) or old:
-            refused.append(f"{said}: {support.why}")
+            refused.append(f"{release}: {support.why}")
             continue
         needed = ((name, compilers(row["cuda"], name)) for name in architectures)
         if why := next((f"{name} wants {needed_cuda}" for name, needed_cuda in needed if needed_cuda), ""):
-            refused.append(f"{said}: {why}")
+            refused.append(f"{release}: {why}")
             continue
         image = f"{row['image'].rpartition(':')[0]}@{row['digest']}" if kind == IMAGE else None
         wheels = tuple(row["wheels"]) if kind == WHEELS else ()
@@ -155,7 +155,8 @@ def start_container(
     """
     name = f"gpukiln-{granted.lease.id.lower()}"
     ends = granted.lease.ends_boot
-    # The container ends with its first process, and every shell that was opened in it: this keeps the deadline.
+    # The container ends with its first process, and every shell that was opened in it: this keeps the
+    # deadline.
     lasts = "infinity" if ends is None else f"{max(ends - boot_clock(), 0):.0f}"
     given = arguments(granted.uuids, engine, by=injection_method(read_engine(engine), granted.uuids))
     if not _succeeds([engine, "image", "inspect", str(choice.image)]):
@@ -285,7 +286,8 @@ def _run(argv: Sequence[str], limit_s: float) -> None:
         raise UnavailableError(f"{argv[0]} {argv[1]}: {error}") from error
     if done.returncode != 0:
         lines = tuple((done.stderr or done.stdout).strip().splitlines()[-5:])
-        # Docker's daemon searches its PATH for NVIDIA's hook once, when it starts (moby, daemon/nvidia_linux.go).
+        # Docker's daemon searches its PATH for NVIDIA's hook once, when it starts (moby,
+        # daemon/nvidia_linux.go).
         blind = any("could not select device driver" in line for line in lines)
         raise UnavailableError(
             f"{' '.join(argv[:4])} ... exits with {done.returncode}",

@@ -1,7 +1,8 @@
 """The table of GPU faults: severity, meaning, remedy and source of each.
 
 Everything that examines a GPU reads the table: the host suite (`rules`), `list` and leases (`health`), node
-health, `watch` (`insights`), and the alerts of the monitoring add-on. A fault of a device is a condition on the
+health, `watch` (`insights`), and the alerts of the monitoring add-on. A fault of a device is a condition on
+the
 device's fields, the same function for a snapshot and for the facts of the host suite; a fault of the kernel's
 log is a pattern. Xids have a table of their own, made from NVIDIA's catalogue: gpukiln/catalog/data/xid.yaml.
 
@@ -22,6 +23,7 @@ from gpukiln.probe import xids
 FieldReader = Callable[[str], Any]
 """Returns a field of a device by its name in `gpukiln.gpus.model.Device`; None where it is not known."""
 
+# Sources of the rows; findings print them.
 MEMORY_GUIDE = "docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt"
 NVML_H = "nvml.h"
 
@@ -72,13 +74,14 @@ class LogFault:
     reset: bool = False
 
 
-# Recovery actions that the driver requests (nvml.h, nvmlDeviceGpuRecoveryAction_t), and how to carry them out.
+# Recovery actions that the driver requests (nvml.h, nvmlDeviceGpuRecoveryAction_t), and how to carry them
+# out.
 ACTIONS: Mapping[str, str] = {
     "gpu reset": "end the work on it, then `gpukiln-gpu reset`",
     "drain and reset": "end the work on it and on the GPUs that reach its memory, then `gpukiln-gpu reset`",
     "node reboot": "drain the node and reboot it: systemctl reboot",
     "system reboot": "drain the node and reboot it: systemctl reboot",
-    "drain P2P": "end the work on it and on the GPUs that reach its memory; start new work when the action is none",
+    "drain P2P": "end the work on it and on the GPUs that reach its memory; wait until the action is none",
     "recover IMEX domain": "restart nvidia-imex on every node of its domain",
     "bus reset": "drain the node and reboot it, with the power off in between",
 }
@@ -86,6 +89,7 @@ ACTIONS: Mapping[str, str] = {
 
 def _recovery_action(value: FieldReader) -> str | None:
     action = value("recovery_action")
+    # Older drivers do not report the field: null is no fault.
     if action in (None, "none"):
         return None
     how = ACTIONS.get(action)
@@ -122,6 +126,7 @@ def onoff(value: bool | None) -> str:
     return "unsupported" if value is None else "on" if value else "off"
 
 
+# Names of `gpu_facts.CLOCK_EVENTS`. NVML sets "hardware slowdown" for power, power brake and heat alike.
 THERMAL_EVENTS = ("software thermal slowdown", "hardware thermal slowdown")
 HARDWARE_EVENTS = ("hardware slowdown", "hardware power brake")
 
@@ -145,8 +150,9 @@ def thermal_margin(value: FieldReader) -> tuple[int, str] | None:
     >>> thermal_margin({"temperature_margin_c": 5, "temperature_margin_slowdown_c": -2}.get)
     (8, 'a margin of 5 degrees, wanted at least -2')
     """
-    # T.Limit, where a GPU has it: the margin of the slowdown is negative (-2 on H100, NVIDIA/NVSentinel#1371),
-    # and a smaller margin is too hot. Other GPUs have an absolute threshold, at which they are too hot.
+    # T.Limit, where a GPU has it: the margin of the slowdown is negative (-2 on H100,
+    # NVIDIA/NVSentinel#1371), and a smaller margin is too hot. Other GPUs have an absolute threshold, at
+    # which they are too hot.
     margin, slowdown = value("temperature_margin_c"), value("temperature_margin_slowdown_c")
     if margin is not None and slowdown is not None:
         return margin - slowdown + 1, f"a margin of {margin} degrees, wanted at least {slowdown}"
@@ -227,6 +233,8 @@ DEVICE_FAULTS: tuple[GpuFault, ...] = (
         _if_set("remap_failed", "a remapping of memory rows failed"),
     ),
     GpuFault(
+        # The volatile counter: a reset clears it, so a repaired GPU becomes healthy again. The lifetime
+        # counter is no fault.
         "ecc-uncorrected",
         "error",
         "its memory had errors that could not be corrected",
@@ -235,6 +243,7 @@ DEVICE_FAULTS: tuple[GpuFault, ...] = (
         _ecc_uncorrected,
     ),
     GpuFault(
+        # A warning, not an error: NVIDIA's flow keeps the GPU in service until a reset is convenient.
         "remap-pending",
         "warning",
         "rows of its memory are remapped at the next reset; running and new work are not affected",
@@ -299,6 +308,8 @@ DEVICE_FAULTS: tuple[GpuFault, ...] = (
         _no_clock,
     ),
     GpuFault(
+        # An error: on an NVSwitch machine cuInit fails with 802 (system not yet initialized) until the fabric
+        # manager has trained the links.
         "fabric-not-joined",
         "error",
         "it has not joined the NVLink fabric: CUDA does not start on it",
@@ -307,6 +318,8 @@ DEVICE_FAULTS: tuple[GpuFault, ...] = (
         _fabric,
     ),
     GpuFault(
+        # An info: without persistence mode everything works, only the first program waits for the GPU's
+        # start.
         "persistence-off",
         "info",
         "persistence mode is off: the driver unloads the GPU's state whenever no program uses it",
@@ -330,6 +343,7 @@ DEVICE_FAULTS: tuple[GpuFault, ...] = (
         "NVIDIA Fabric Manager user guide, NVLink errors",
     ),
 )
+# Rows of the table by id: rules and alerts name faults by their id.
 FAULTS: Mapping[str, GpuFault] = {fault.id: fault for fault in DEVICE_FAULTS}
 
 # Messages of the driver without an Xid, in the formats of its sources and of public logs.

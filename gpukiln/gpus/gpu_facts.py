@@ -1,7 +1,7 @@
 """Reads the section `nvml` of the facts, for snapshots and for the rules of the host suite.
 
-gpukiln/probe/nvml.py gathers the section. Where NVML failed, an error takes the value's place: reading it here
-fails the check. A value that the GPU does not have is None.
+gpukiln/probe/nvml.py gathers the section. Where NVML failed, an error takes the value's place: reading it
+here fails the check. A value that the GPU does not have is None.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ UNREADABLE = {HUNG: "hung", SLOW: "slow"}
 
 
 def with_health(device: Device) -> Device:
-    """The device with its health and its findings, the most severe first, without infos (`watch` reports them)."""
+    """The device with its health and its findings, the most severe first; `watch` reports those of info."""
     if device.kind == "mig":
         # A MIG device has no sensors or counters of its own: its GPU has the findings.
         return dataclasses.replace(device, health="ok")

@@ -126,8 +126,8 @@ class WatchRule:
 def examine(watched: WatchData) -> tuple[Finding, ...]:
     """The findings of all rules, the most severe first.
 
-    The evidence of each has its numbers, the threshold with which they were compared, and window_s: the length
-    of the watch; 0 where the rule reads the last snapshot.
+    The evidence of each has its numbers, the threshold with which they were compared, and window_s: the
+    length of the watch; 0 where the rule reads the last snapshot.
     """
     findings = [
         Finding(
@@ -186,6 +186,7 @@ def _leased_idle(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
     for gpu in watched.gpus:
         used = watched.values(gpu, "utilization_percent")
         leases = watched.leases(gpu, throughout=True)
+        # The maximum, not the mean: a job that computes in bursts is not idle.
         if used and leases and max(used) < limit["utilization_percent"]:
             yield gpu, {"utilization_max_percent": max(used), "leases": sorted(leases)}
 
@@ -195,6 +196,7 @@ def _busy_unleased(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
         return
     for gpu in watched.gpus:
         used = watched.values(gpu, "utilization_percent")
+        # Any lease during the watch excuses the GPU: one that began or ended meanwhile is no violation.
         if used and _mean(used) >= limit["utilization_percent"] and not watched.leases(gpu, throughout=False):
             listed = [process for process in watched.last.processes or () if process.device == gpu.uuid]
             if listed and all(process.kind == GRAPHICS for process in listed):  # a desktop
@@ -207,6 +209,7 @@ def _memory_full(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
     for gpu in watched.gpus:
         used = watched.values(gpu, "memory_used_mib")
         if used and gpu.memory_total_mib:
+            # One full sample is enough: the next larger allocation would have failed.
             most = 100 * max(used) / gpu.memory_total_mib
             if most > limit["memory_percent"]:
                 yield gpu, {"memory_max_percent": round(most, 1), "memory_max_mib": max(used)}
@@ -218,6 +221,7 @@ def _memory_held(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
         busy = watched.values(gpu, "utilization_percent")
         if not used or not busy or not gpu.memory_total_mib or max(busy) > 0:
             continue
+        # The minimum: memory that was in use in every sample.
         least = 100 * min(used) / gpu.memory_total_mib
         if least >= limit["memory_percent"]:
             evidence = {"memory_min_percent": round(least, 1), "memory_min_mib": min(used)}
@@ -271,10 +275,12 @@ def _pcie_narrow(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
 def _behind_group(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
     """Finds a GPU that is far less busy, or clocked far lower, than the others of its loaded group."""
     for group in _groups(watched):
+        # GPUs that are idle together are no slow group: each must be loaded.
         means = {g.index: _mean(watched.values(g, "utilization_percent") or [0]) for g in group}
         if len(group) < limit["gpus"] or min(means.values()) < limit["utilization_percent"]:
             continue
         for gpu in group:
+            # Compared with the median of the others, so that one fast or slow GPU does not move the scale.
             others = [other for other in group if other is not gpu]
             evidence: dict[str, Any] = {}
             for name in ("utilization_percent", "clock_sm_mhz"):
@@ -314,6 +320,7 @@ def _driver_ended(watched: WatchData, _: Mapping[str, Number]) -> Evidence:
 
 
 def _nvlink_down(watched: WatchData, _: Mapping[str, Number]) -> Evidence:
+    # With MIG on, NVLinks are off on A100 (see `gpu_facts.has_mig`).
     whole = {gpu.uuid: gpu for gpu in watched.gpus if gpu.nvlinks_total and not gpu.mig_enabled}
     cards = []
     for gpu in whole.values():
@@ -380,6 +387,7 @@ def _fault(
     )
 
 
+# docs/gpus.md, "Insights", has this table for users.
 RULES: tuple[WatchRule, ...] = (
     WatchRule(
         "leased-idle",
@@ -394,7 +402,7 @@ RULES: tuple[WatchRule, ...] = (
         "busy-unleased",
         "warning",
         "a process uses it without a lease",
-        "start the process with `gpukiln-gpu run`, or create a lease for it: `gpukiln-gpu leases --reconcile`",
+        "start it with `gpukiln-gpu run`, or create a lease for it: `gpukiln-gpu leases --reconcile`",
         _busy_unleased,
         {"utilization_percent": 10},
         window_s=2,
@@ -421,7 +429,7 @@ RULES: tuple[WatchRule, ...] = (
         "power-cap",
         "info",
         "its power limit lowers its clocks",
-        "this is normal under full load; compare the limit with the board's default: `nvidia-smi -q -d POWER`",
+        "this is normal under full load; compare it with the board's default: `nvidia-smi -q -d POWER`",
         _slowed("software power cap"),
         {"samples_percent": 50},
         window_s=2,

@@ -1,4 +1,4 @@
-"""Leases of this machine's GPUs: granted, renewed, released, and found dead."""
+"""Leases of this machine's GPUs: grants, renewals, releases, and the removal of those that have ended."""
 
 from __future__ import annotations
 
@@ -38,23 +38,24 @@ from gpukiln.gpus.store import (
 from gpukiln.units import Duration
 
 JOB, DETACHED, CONTAINER = "job", "detached", "container"
-POLL_S = (0.05, 0.5)  # between looks of who waits at the leases: at first, and at most
-SNAPSHOT_INTERVAL_S = 5.0  # between looks of who waits at the GPUs, which costs far more
-LOCK_PATIENCE_S = (
-    2.0  # for which whoever looks at a lock (`Store.is_locked`) may be in the way of who takes it
-)
-MAX_SNAPSHOT_AGE_S = 2.0  # age of a look at the GPUs by which something is granted
+# A waiting request reads the leases at these intervals, the first and the longest. A snapshot costs far more,
+# so it takes one every SNAPSHOT_INTERVAL_S only.
+POLL_S = (0.05, 0.5)
+SNAPSHOT_INTERVAL_S = 5.0
+# `LeaseStore.is_locked` of another process holds a lock for a moment: a grant waits for it.
+LOCK_PATIENCE_S = 2.0
+MAX_SNAPSHOT_AGE_S = 2.0  # of the snapshot by which a lease is granted
 ContainerCheck = Callable[[Lease], bool]  # whether the container of a lease runs
 
 
 @dataclass(frozen=True)
 class LeaseHolder:
-    """Who leases.
+    """The user who leases.
 
     Args:
-        user: Login name; of somebody who became root by sudo their own.
-        project: What for, as they said it.
-        pid: Of the process that asks; None: this one.
+        user: Login name; under sudo that of the user who called it.
+        project: The purpose, as the user typed it.
+        pid: Of the process that leases; None for this one.
     """
 
     user: str
@@ -64,12 +65,13 @@ class LeaseHolder:
 
     @property
     def process(self) -> int:
-        """The process that asks."""
+        """PID of the process that leases."""
         return os.getpid() if self.pid is None else self.pid
 
 
 def whoami(project: str = "") -> LeaseHolder:
-    """Who runs this program."""
+    """The user who runs this program."""
+    # The real user, not root: `sudo gpukiln-gpu run` leases for the user who called sudo.
     uid = os.getuid()
     if uid == 0 and (before := os.environ.get("SUDO_UID", "")).isdecimal():
         uid = int(before)
@@ -78,12 +80,12 @@ def whoami(project: str = "") -> LeaseHolder:
 
 @dataclass(frozen=True)
 class LeaseGrant:
-    """A lease that was granted, with the locks that keep it.
+    """A granted lease with its locks.
 
     Args:
-        descriptors: Of the locks; a job must inherit them (`pass_fds` of subprocess).
-        considered: What became of each device.
-        indices: The driver's number of each GPU by its UUID, when it was granted.
+        descriptors: Of the locks; the job must inherit them (`pass_fds` of subprocess).
+        considered: Every device, with the reason why it was or was not selected.
+        indices: The driver's index of each GPU by UUID, at the time of the grant.
     """
 
     lease: Lease
@@ -94,12 +96,12 @@ class LeaseGrant:
 
     @property
     def uuids(self) -> tuple[str, ...]:
-        """The devices."""
+        """UUIDs of the devices."""
         return self.lease.uuids
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes a job see these devices alone."""
+        """Environment variables that limit a job to these devices."""
         return device_environment(self.uuids)
 
     @property
@@ -107,29 +109,37 @@ class LeaseGrant:
         """As `environment`, for a job that reads CUDA_VISIBLE_DEVICES as numbers.
 
         Raises:
-            UsageError: One is a MIG device.
+            UsageError: A device is a MIG device.
         """
         return device_environment(self.uuids, self.indices)
 
 
 def device_environment(uuids: Sequence[str], indices: Mapping[str, int] | None = None) -> dict[str, str]:
-    """What makes programs see these devices alone.
+    """Environment variables that limit programs to these devices.
 
-    CUDA knows them by UUID (CUDA C++ Programming Guide, environment variables). So does ROCr, below HIP and
-    OpenCL; HIP_VISIBLE_DEVICES takes indices only (ROCm, GPU isolation techniques). AMD's have 16 digits.
+    >>> device_environment(["GPU-7c49744b-522d-5193-a082-cff845997bfd"])
+    {'CUDA_VISIBLE_DEVICES': 'GPU-7c49744b-522d-5193-a082-cff845997bfd'}
+    >>> device_environment(["GPU-0b1c2d3e4f5a6b7c"])
+    {'ROCR_VISIBLE_DEVICES': 'GPU-0b1c2d3e4f5a6b7c'}
 
     Args:
-        indices: Names NVIDIA's GPUs by the driver's numbers, which are CUDA's in the order of the bus.
+        indices: Names NVIDIA's GPUs by the driver's index in place of the UUID.
 
     Raises:
-        UsageError: A MIG device is to be named by a number.
+        UsageError: `indices` is given and a device is a MIG device.
     """
+    # CUDA accepts UUIDs (CUDA C++ Programming Guide, environment variables). So does ROCr, the layer below
+    # HIP and OpenCL; HIP_VISIBLE_DEVICES accepts indices only (ROCm, GPU isolation techniques). AMD's UUIDs
+    # have 16 digits.
     amd = [uuid for uuid in uuids if re.fullmatch(r"GPU-[0-9a-f]{16}", uuid)]
     nvidia = [uuid for uuid in uuids if uuid not in amd]
     if indices is not None and nvidia:
         if mig := [uuid for uuid in nvidia if uuid not in indices or uuid.startswith("MIG-")]:
-            raise UsageError(f"--ids index: {mig[0]} has no number of its own", hint="--ids uuid")
+            raise UsageError(
+                f"--ids index: the MIG device {mig[0]} has no index of its own", hint="--ids uuid"
+            )
         return {
+            # The driver numbers GPUs in the order of the bus, CUDA's default is the fastest first.
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             **device_environment(amd),
             "CUDA_VISIBLE_DEVICES": ",".join(str(indices[uuid]) for uuid in nvidia),
@@ -139,17 +149,21 @@ def device_environment(uuids: Sequence[str], indices: Mapping[str, int] | None =
 
 
 def mig_warning(uuids: Sequence[str]) -> str:
-    """How several MIG devices are used; empty where there are not several.
+    """A warning with the commands that use several MIG devices; empty for fewer than two.
 
-    A CUDA process enumerates one MIG device, the first that is visible (NVIDIA, MIG User Guide, "CUDA Device
-    Enumeration").
+    >>> mig_warning(["MIG-ce769d44-ceaf-5389-8f46-5000d838bf14"])
+    ''
+    >>> mig_warning(["MIG-1", "MIG-2"]).count("CUDA_VISIBLE_DEVICES=MIG-")
+    2
     """
+    # A CUDA process enumerates one MIG device, the first that is visible (NVIDIA, MIG User Guide, "CUDA
+    # Device Enumeration"): without a word the others would stay idle.
     devices = [uuid for uuid in uuids if uuid.startswith("MIG-")]
     if len(devices) < 2:
         return ""
     each = "".join(f"\n  CUDA_VISIBLE_DEVICES={uuid} COMMAND" for uuid in devices)
     return (
-        f"warning: a CUDA process uses one MIG device, the first of CUDA_VISIBLE_DEVICES, and these are "
+        f"warning: a CUDA process uses one MIG device, the first of CUDA_VISIBLE_DEVICES, but these are "
         f"{len(devices)}; start one process per device, or lease one device of a larger profile:{each}"
     )
 
@@ -158,9 +172,9 @@ class Leases:
     """The leases of this machine.
 
     Args:
-        store: Where they are.
-        take_snapshot: Takes a snapshot without leases.
-        alive: Whether the container of a lease runs; None asks its engine.
+        store: The database and the locks.
+        take_snapshot: Returns a snapshot without leases.
+        container_runs: Whether the container of a lease runs; None asks its engine.
     """
 
     def __init__(
@@ -177,21 +191,21 @@ class Leases:
         self._container_runs = container_runs
 
     def container_runs(self, lease: Lease) -> bool:
-        """Whether the container of a lease runs; an engine that does not answer has it run."""
+        """Whether the container of a lease runs; true where its engine does not answer."""
         if self._container_runs is None:
-            from gpukiln.gpus.engines import is_container_running  # noqa: PLC0415 - needs no engine as a rule
+            from gpukiln.gpus.engines import is_container_running  # noqa: PLC0415 - most calls need no engine
 
             self._container_runs = is_container_running
         return self._container_runs(lease)
 
     def current(self) -> list[Lease]:
-        """The leases that hold; those that ended are taken out first."""
+        """The active leases; those that have ended are removed first."""
         gone = self._containers_gone()
         with self.store.change():
             return self._reap(gone)
 
     def _containers_gone(self) -> set[int]:
-        """Leases whose container ended; asked for outside of a transaction, for engines are slow."""
+        """Numbers of the leases whose container has ended."""
         gone = set()
         for lease in self.store.leases():
             held = self.store.is_locked(self.store.lifeline(lease))
@@ -205,7 +219,7 @@ class Leases:
         return gone
 
     def _reap(self, containers_gone: set[int]) -> list[Lease]:
-        """Take out what ended, in a transaction; returns what holds."""
+        """Remove the leases that have ended, within a transaction; returns the active ones."""
         held = []
         for lease in self.store.leases():
             why = self.store.end_reason(lease) or ("gone" if lease.number in containers_gone else None)
@@ -215,17 +229,18 @@ class Leases:
                 self._end(lease, why)
         kept = {lease.id for lease in held}
         for path in self.store.lifelines():
-            with contextlib.suppress(OSError):  # no plain file
+            with contextlib.suppress(OSError):  # not a regular file
                 if path.name not in kept and not self.store.is_locked(path):
-                    self.store.forget(path)  # of a grant that was killed, or of one of these
+                    self.store.forget(path)  # left by a grant that was killed, or by an ended lease
         boot = boot_id()
+        # Tickets of processes that were killed while they waited.
         for row in self.store.db.execute("select id, pid, ticks, boot_id from tickets").fetchall():
             if row["boot_id"] != boot or start_ticks(row["pid"]) != row["ticks"]:
                 self.store.db.execute("delete from tickets where id = ?", (row["id"],))
         return held
 
     def _end(self, lease: Lease, why: str, energy: dict[str, float] | None = None) -> None:
-        """Take a lease out and account for it, in a transaction."""
+        """Remove a lease and append its uses to the ledger, within a transaction."""
         seconds, ended_at = self._lasted(lease, why)
         price = machine_price(self.config)
         uses = []
@@ -256,7 +271,7 @@ class Leases:
             self.store.forget(self.store.lifeline(lease))
 
     def _lasted(self, lease: Lease, why: str) -> tuple[float, str]:
-        """For how long a lease was held, and until when; one of an earlier boot ended before this one."""
+        """How many seconds a lease was held, and when it ended (RFC 3339)."""
         clock = boot_clock()
         if lease.boot_id == boot_id():
             seconds = clock - lease.granted_boot
@@ -264,6 +279,8 @@ class Leases:
                 seconds = lease.ends_boot - lease.granted_boot
             ended = time.time() - (clock - lease.granted_boot - seconds)
         else:
+            # Of an earlier boot only the wall clock is known; the lease ended at the start of this boot at
+            # the latest.
             began = datetime.datetime.fromisoformat(lease.granted_at).timestamp()
             ended = max(time.time() - clock, began)
             seconds = ended - began
@@ -274,7 +291,7 @@ class Leases:
         return max(seconds, 0.0), stamp.isoformat(timespec="milliseconds")
 
     def plan(self, request: DeviceRequest, snapshot: Snapshot | None = None) -> Selection:
-        """What a request would get now; nothing is changed."""
+        """What a request would get now; changes nothing."""
         snapshot = snapshot or self.take_snapshot()
         gone = self._containers_gone()
         with self.store.change():
@@ -283,11 +300,12 @@ class Leases:
     def _select(
         self, request: DeviceRequest, snapshot: Snapshot, held: list[Lease], ticket: int | None
     ) -> Selection:
-        """What a request would get, in a transaction.
+        """What a request would get, within a transaction.
 
         Args:
-            ticket: Its place in the queue, None for who has not waited yet.
+            ticket: Its ticket in the queue; None for a request that does not wait yet.
         """
+        # A locked device without a lease: its database was lost, and the job still runs.
         taken = claims_by_device(held)
         for device in snapshot.devices:
             if (
@@ -295,7 +313,7 @@ class Leases:
                 and device.uuid not in taken
                 and self.store.is_locked(self.store.guard(device.uuid))
             ):
-                taken[device.uuid] = DeviceClaims(exclusive=True, holders=("a job that no lease names",))
+                taken[device.uuid] = DeviceClaims(exclusive=True, holders=("a job without a lease",))
         for row in self._before(ticket):
             for uuid in json.loads(row["devices"]):
                 has = taken.get(uuid, DeviceClaims())
@@ -309,11 +327,11 @@ class Leases:
         return select(request, seen.devices, seen.processes or (), seen.driver, taken)
 
     def queue(self) -> list[Any]:
-        """Who waits, in the order in which they are served: rows with user, uid, pid, count, at, devices."""
+        """The waiting requests in the order of service: rows with user, uid, pid, count, at, devices."""
         return self.store.db.execute("select * from tickets order by turn, id").fetchall()
 
     def _before(self, ticket: int | None) -> list[Any]:
-        """The tickets that are served before one; all of them before who has none."""
+        """The tickets that are served before a ticket; all of them for a request without one."""
         rows = self.queue()
         places = [row["id"] for row in rows]
         return rows[: places.index(ticket)] if ticket in places else rows
@@ -332,31 +350,33 @@ class Leases:
         on_wait: Callable[[str], None] | None = None,
         is_abandoned: Callable[[], bool] = lambda: False,
     ) -> LeaseGrant:
-        """Have devices, or wait for them.
+        """Lease devices, or wait for them.
 
         Args:
             kind: JOB, DETACHED or CONTAINER.
-            hours: How long a detached one lasts; None: as long as the holder's limit, or without end.
-            heartbeat_s: Within which a detached one must be renewed.
-            wait_s: How long to wait for devices that others have.
-            command: What it is for, for people.
-            engine: docker or podman, of a container.
-            on_wait: Given why it waits, when it begins to.
-            is_abandoned: Whether nobody waits for the answer any more.
+            hours: Duration of a detached lease; None for the holder's limit, or for no end.
+            heartbeat_s: A detached lease ends when it is not renewed within these seconds.
+            wait_s: How long to wait for devices of other leases.
+            command: The purpose, for people.
+            engine: docker or podman, for kind CONTAINER.
+            on_wait: Called with the reason when the request begins to wait.
+            is_abandoned: Whether the caller no longer waits for the answer.
 
         Raises:
-            IncompatibleError: This machine can never serve it.
-            BusyError: It can't now.
-            RefusedError: A limit forbids it.
+            IncompatibleError: This machine can never serve the request.
+            BusyError: It can't serve the request now.
+            RefusedError: A limit does not allow it.
             UnavailableError: The driver does not answer.
         """
+        # Waiting uses a clock that nobody can set; deadlines of leases use the boot clock, which also counts
+        # sleep.
         until = time.monotonic() + wait_s
         ticket: int | None = None
         pause, snapshot, looked = POLL_S[0], None, 0.0
         try:
             while True:
                 if is_abandoned():
-                    raise BusyError("who asked is gone")
+                    raise BusyError("the caller has closed its connection")
                 if snapshot is None or time.monotonic() - looked > SNAPSHOT_INTERVAL_S:
                     snapshot, looked = self.take_snapshot(), time.monotonic()
                     check_usable(snapshot)
@@ -364,11 +384,13 @@ class Leases:
                 with self.store.change():
                     held = self._reap(gone)
                     selection = self._select(request, snapshot, held, ticket)
+                    # Checked on every round: a GPU that is lost meanwhile can make a request impossible,
+                    # which must not wait for ever.
                     if request.count > len(selection.possible):
                         raise IncompatibleError(
-                            f"this machine can't serve it: {selection.why}",
+                            f"this machine can't serve the request: {selection.why}",
                             details=candidate_lines(selection.considered),
-                            hint="`gpukiln-gpu list` shows what there is; ask for less",
+                            hint="ask for less; `gpukiln-gpu list` shows the devices",
                         )
                     self._check_limits(request, who, held, hours)
                     fresh = time.monotonic() - looked < MAX_SNAPSHOT_AGE_S
@@ -383,26 +405,26 @@ class Leases:
                         raise BusyError(
                             f"not now: {selection.why}",
                             details=candidate_lines(selection.considered),
-                            hint="--wait 10m waits for it; `gpukiln-gpu leases` says who has what",
+                            hint="wait with --wait 10m; `gpukiln-gpu leases` lists the leases",
                         )
                     if ticket is None and not selection.devices:
                         ticket = self._queue(request, who, selection)
                         if on_wait:
                             on_wait(selection.why)
                 if selection.devices:
-                    snapshot = None  # there is something to be had: look whether that is still so
+                    snapshot = None  # devices are free by an old snapshot: check with a new one
                     continue
                 time.sleep(min(pause, max(until - time.monotonic(), 0.001)))
                 pause = min(pause * 1.5, POLL_S[1])
         except BaseException:
             if ticket is not None:
-                with contextlib.suppress(Exception), self.store.change():  # it ends with this process anyway
+                with contextlib.suppress(Exception), self.store.change():  # else `_reap` removes the ticket
                     self.store.db.execute("delete from tickets where id = ?", (ticket,))
             raise
 
     def _queue(self, request: DeviceRequest, who: LeaseHolder, selection: Selection) -> int:
-        # In turn: the first of each holder, then the second of each; who comes later begins at the turn
-        # that is served now.
+        # Round robin: the first request of each user, then the second of each; a new user begins in the turn
+        # that is served now. So nobody can fill the queue.
         waiting = self.queue()
         own = [row["turn"] + 1 for row in waiting if row["uid"] == who.uid]
         turn = max([*own, waiting[0]["turn"] if waiting else 0])
@@ -428,19 +450,20 @@ class Leases:
     ) -> None:
         limit = self.config.limit(who.user, who.project)
         has = sum(len(lease.devices) for lease in held if lease.uid == who.uid)
+        # A reset or a change of MIG by root is no use of GPUs.
         if request.repair:
             return
         if limit.gpus and has + request.count > limit.gpus:
             raise RefusedError(
-                f"{who.user} has {has} GPUs and wants {request.count} more, "
+                f"{who.user} has {has} GPUs and requests {request.count} more, "
                 f"the limit of {limit.whose} is {limit.gpus}",
-                hint=f"release some, or ask who keeps {self.config.path}",
+                hint=f"release some, or ask the administrator to change {self.config.path}",
             )
         if limit.hours and hours is not None and hours > limit.hours:
             raise RefusedError(
                 f"--for {Duration(hours * 3600).shown} is longer than the {limit.hours:g} hours "
                 f"of {limit.whose}",
-                hint=f"ask for less, and renew; {self.config.path} has the limits",
+                hint=f"lease for a shorter time and renew; {self.config.path} has the limits",
             )
 
     def _grant(
@@ -455,10 +478,11 @@ class Leases:
         command: str,
         engine: str | None,
     ) -> LeaseGrant:
-        """Write a lease down and take its locks, in a transaction."""
+        """Store a lease and take its locks, within a transaction."""
         clock = boot_clock()
         limit = self.config.limit(who.user, who.project)
         hours = limit.hours or None if hours is None else hours
+        # The price of the machine is divided by its whole GPUs, whatever MIG makes of them.
         whole = [device for device in snapshot.devices if device.kind == "gpu"]
         lease = self.store.add(
             Lease(
@@ -488,14 +512,16 @@ class Leases:
         )
         descriptors: list[int] = []
         try:
+            # A detached lease has no process that could hold a lock: it lasts until its deadline.
             if kind != DETACHED:
+                # Shared leases hold the guard of a device together; an exclusive one excludes all others.
                 how = fcntl.LOCK_SH if request.mode == SHARED else fcntl.LOCK_EX
                 locks = [(self.store.lifeline(lease), fcntl.LOCK_EX)]
                 locks += [(self.store.guard(uuid), how) for uuid in lease.uuids]
                 for path, way in locks:
                     number = self.store.open_locked(path, way, patience_s=LOCK_PATIENCE_S)
-                    if number is None:  # `_select` looked a moment ago: it was taken without a lease
-                        raise BusyError(f"{path} was locked by somebody else meanwhile", hint="try again")
+                    if number is None:  # locked since `_select`, by something that has no lease
+                        raise BusyError(f"another process has locked {path} meanwhile", hint="try again")
                     descriptors.append(number)
             self.store.write(lease)
         except BaseException:
@@ -509,45 +535,47 @@ class Leases:
         return LeaseGrant(lease, tuple(descriptors), selection.considered, selection.why, indices)
 
     def is_running(self, lease: Lease) -> bool:
-        """Whether anything of a lease's job still has its GPUs."""
+        """Whether a process of the lease's job still holds its GPUs."""
         return self.store.is_locked(self.store.lifeline(lease))
 
     def share(self, lease: Lease) -> tuple[int, ...]:
-        """Descriptors of locks by which one more command has the GPUs of a lease.
+        """Descriptors of locks by which one more command uses the GPUs of a lease.
 
         Raises:
-            RefusedError: Something that no lease names has one.
+            RefusedError: A process without a lease holds a device.
         """
         descriptors: list[int] = []
         for uuid in lease.uuids:
-            # Shared: several commands may run under one lease, and who comes next still sees that they do.
+            # A shared lock: several commands may run under one lease, and the next grant still sees the lock.
             guard = self.store.guard(uuid)
             number = self.store.open_locked(guard, fcntl.LOCK_SH, patience_s=LOCK_PATIENCE_S)
             if number is None:
                 _close(descriptors)
-                raise RefusedError(f"something that no lease names has {uuid}", hint="gpukiln-gpu processes")
+                raise RefusedError(
+                    f"a process without a lease holds {uuid}", hint="list it with `gpukiln-gpu processes`"
+                )
             descriptors.append(number)
         return tuple(descriptors)
 
     def ledger(self) -> list[dict[str, Any]]:
-        """Every use that has ended, the oldest first."""
+        """The ended uses, the oldest first."""
         return self.store.ledger()
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the database."""
         self.store.close()
 
     def find(self, name: str) -> Lease | None:
-        """A lease that holds, by its id."""
+        """An active lease by its id."""
         number = number_of(name)
         return next((lease for lease in self.current() if lease.number == number), None)
 
     def is_owner(self, lease: Lease, who: LeaseHolder) -> bool:
-        """Whether this user may end or renew a lease without force."""
+        """Whether a user can end or renew a lease without --force."""
         return lease.uid == who.uid
 
     def energy_counters(self, held: Sequence[Lease]) -> dict[str, float]:
-        """What the energy counters of leased devices say, in joules; looks only where one was read before."""
+        """Energy counters of leased devices in joules, by UUID; empty where no lease has a first reading."""
         if all(device.energy_joules is None for lease in held for device in lease.devices):
             return {}
         known = {uuid for lease in held for uuid in lease.uuids}
@@ -560,32 +588,33 @@ class Leases:
     def release(
         self, lease: Lease, who: LeaseHolder, *, force: bool = False, energy: dict[str, float] | None = None
     ) -> bool:
-        """End a lease; False where it had ended already.
+        """End a lease; False where it had already ended.
 
         Raises:
-            RefusedError: It is somebody else's, and `force` is missing.
+            RefusedError: It is another user's lease, and `force` is not set.
         """
         if not self.is_owner(lease, who) and not force:
             raise RefusedError(
-                f"{lease.id} is {lease.user}'s, since {lease.granted_at[:19]}",
-                hint=f"ask {lease.user}; --force takes it away, and is written down",
+                f"{lease.id} belongs to {lease.user}, since {lease.granted_at[:19]}",
+                hint=f"ask {lease.user}; or end it with --force, which the ledger records",
             )
         with self.store.change():
             row = self.store.db.execute("select 1 from leases where id = ?", (lease.number,)).fetchone()
             if row is None:
                 return False
+            # The ledger keeps who ended a lease of another user.
             why = "released" if self.is_owner(lease, who) else f"taken away by {who.user}"
             self._end(lease, why, energy)
         return True
 
     def renew(self, lease: Lease, who: LeaseHolder, hours: float | None = None) -> Lease:
-        """Let a detached lease go on: its heartbeat begins anew, and its deadline with `hours`.
+        """Extend a detached lease: restart its heartbeat, and its deadline with `hours`.
 
         Raises:
-            RefusedError: It is somebody else's, or longer than the limit.
+            RefusedError: It is another user's lease, or `hours` exceeds the limit.
         """
         if not self.is_owner(lease, who):
-            raise RefusedError(f"{lease.id} is {lease.user}'s", hint=f"only {lease.user} renews it")
+            raise RefusedError(f"{lease.id} belongs to {lease.user}", hint=f"only {lease.user} can renew it")
         limit = self.config.limit(lease.user, lease.project)
         if hours is not None and limit.hours and hours > limit.hours:
             raise RefusedError(
@@ -599,19 +628,20 @@ class Leases:
         )
         with self.store.change():
             self.store.update(lease.number, beat_boot=changed.beat_boot, expires_boot=changed.expires_boot)
+        # The lifeline has the new deadline too, for a rebuild of the database.
         self.store.write(changed)
         return changed
 
     def set_job(self, lease: Lease, pid: int) -> None:
-        """Write down the process that runs under a lease."""
+        """Record the process that runs under a lease."""
         with self.store.change():
             self.store.update(lease.number, job_pid=pid, job_ticks=start_ticks(pid))
 
     def reconcile(self, who: LeaseHolder) -> list[str]:
-        """Write leases for containers and processes that use GPUs and have none; returns their ids.
+        """Create leases for containers and processes that use GPUs without one; returns their ids.
 
         Args:
-            who: In whose name those of containers are written.
+            who: The holder of the leases of containers.
         """
         from gpukiln.gpus.engines import running_containers  # noqa: PLC0415 - asks every engine
 
@@ -653,7 +683,7 @@ class Leases:
         container: str | None,
         pid: int | None = None,
     ) -> Lease:
-        """Write a lease for what runs already, in a transaction; it has no lifeline of its own."""
+        """Create a lease for a running process or container, within a transaction; it has no lock."""
         number = os.getpid() if pid is None else pid
         lease = self.store.add(
             Lease(
@@ -690,13 +720,12 @@ class Leases:
 
 
 def rebuild_leases() -> tuple[Leases, list[str], list[str]]:
-    """Set a broken database aside and write the leases down again that their files name, with the ledger.
-
-    Everything is read before anything is moved.
+    """Replace a broken database by a new one, with the leases of the lifelines and the readable ledger.
 
     Returns:
-        The leases with the new database, where the old files are, and which leases were found.
+        The leases with the new database, the paths of the old files, and the ids of the leases.
     """
+    # Everything is read before anything is moved: an error leaves the old files in their place.
     alive, uses = read_lifelines(folder()), read_ledger(folder())
     moved = [str(path) for path in set_aside(folder())]
     store = LeaseStore()
@@ -711,7 +740,7 @@ def rebuild_leases() -> tuple[Leases, list[str], list[str]]:
 
 
 def _leased_device(request: DeviceRequest, device: Device, whole: Sequence[Device]) -> LeasedDevice:
-    """A device as a lease has it, and the part of a GPU that is accounted."""
+    """A device of a lease, with its share of the GPU for the ledger: by memory, 1 for a whole GPU."""
     share = 1.0
     if device.kind == "mig":
         parent = next((gpu for gpu in whole if gpu.uuid == device.parent), None)
@@ -735,11 +764,11 @@ def _close(descriptors: Sequence[int]) -> None:
 
 
 def check_usable(snapshot: Snapshot) -> None:
-    """Raise where there is nothing to lease.
+    """Raise where the machine has no usable GPU.
 
     Raises:
         IncompatibleError: The machine has no GPU.
-        BusyError: The driver still starts.
+        BusyError: The driver is still starting.
         UnavailableError: The driver does not answer.
     """
     if snapshot.state in ("no-device", "not-granted"):
@@ -751,7 +780,7 @@ def check_usable(snapshot: Snapshot) -> None:
 
 
 def candidate_lines(considered: Sequence[DeviceCandidate]) -> tuple[str, ...]:
-    """Why each device was or was not taken, a line each."""
+    """A line for each device: why it was or was not selected."""
     lines = []
     rest = "not needed" if any(candidate.taken for candidate in considered) else "free"
     for candidate in considered:
@@ -774,23 +803,23 @@ def lease(
     project: str = "",
     **fields: Any,
 ) -> Iterator[LeaseGrant]:
-    """Have GPUs for a block of code, and for the programs it starts with `pass_fds=gpus.descriptors`.
+    """Lease GPUs for a block of code, and for the programs that it starts with `pass_fds=gpus.descriptors`.
 
     Args:
         count: Of GPUs.
-        memory_mib: That must be free on each; what may be used of each where it is shared.
-        shared: Whether others may have the rest.
-        wait_s: How long to wait for what others have.
-        project: What it is for.
-        wanted: Further fields of `DeviceRequest`.
+        memory_mib: Memory that must be free on each GPU; with `shared` the budget on each.
+        shared: Whether other leases may use the rest.
+        wait_s: How long to wait for GPUs of other leases.
+        project: The project that it is accounted to.
+        fields: Further fields of `DeviceRequest`.
 
     Yields:
-        What was granted: `uuids`, `environment`, `descriptors`.
+        The grant: `uuids`, `environment`, `descriptors`.
 
     Raises:
         IncompatibleError, BusyError, RefusedError, UnavailableError: As `Leases.acquire`.
     """
-    from gpukiln.gpus.client import open_leases  # noqa: PLC0415 - it knows this module
+    from gpukiln.gpus.client import open_leases  # noqa: PLC0415 - it imports this module
 
     leases = open_leases()
     mode: dict[str, Any] = {"mode": SHARED} if shared else {}

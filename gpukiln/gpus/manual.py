@@ -1,4 +1,4 @@
-"""The man page and the completion of gpukiln-gpu, made of the verbs."""
+"""The man page and the bash completion of gpukiln-gpu, generated from the verbs."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ from gpukiln.gpus.verb import JSON, Verb
 from gpukiln.gpus.verbs import verbs
 from gpukiln.options import Option
 
+# The codes of gpukiln/errors.py, in the words of this program; docs/gpus.md has the same table.
 EXIT_CODES = (
-    ("0", "done; also where there is no GPU, with the reason"),
+    ("0", "success; also on a machine without a GPU, with the reason"),
     ("1", "a check failed"),
-    ("2", "usage"),
+    ("2", "wrong usage"),
     ("3", "this machine can never serve the request"),
-    ("4", "the driver does not answer, or something else is missing"),
-    ("5", "a GPU can't be read; the others are told"),
+    ("4", "the driver does not answer, or another program is missing"),
+    ("5", "a GPU can't be read; the others are reported"),
     ("6", "refused by a safety rule"),
-    ("75", "not now: others have what was asked for"),
+    ("75", "not now: other leases have the devices"),
     ("130", "interrupted"),
 )
 FILES = (
-    ("/etc/gpukiln/gpus.toml", "limits, and what the machine costs"),
-    ("/var/lib/gpukiln/gpus", "the leases, and the locks of those who have them"),
+    ("/etc/gpukiln/gpus.toml", "limits of leases, and the machine's price"),
+    ("/var/lib/gpukiln/gpus", "the leases, and the locks of their jobs"),
 )
 
 
 def man_page() -> str:
-    """Text of gpukiln-gpu.1, for man(7)."""
+    """The text of gpukiln-gpu.1, in the format of man(7)."""
     return "\n".join(_man()) + "\n"
 
 
 def _man() -> Iterator[str]:
     yield f'.TH GPUKILN-GPU 1 "" "gpukiln {__version__}" "User Commands"'
     yield ".SH NAME"
-    yield r"gpukiln-gpu \- look at GPUs, lease them, run on them, account for them"
+    yield r"gpukiln-gpu \- examine GPUs, lease them, run on them, account for them"
     yield ".SH SYNOPSIS"
     for verb in verbs().values():
         yield f".B gpukiln\\-gpu {_roff(verb.name)}"
@@ -44,13 +45,14 @@ def _man() -> Iterator[str]:
         yield ".br"
     yield ".SH DESCRIPTION"
     yield _roff(
-        "Root and the members of the group gpu may lease. A GPU is named by its UUID, the beginning of"
+        "Root and the members of the group gpu can lease GPUs. A GPU is named by its UUID, the beginning of"
     )
     yield _roff("that, its index or its PCI address.")
     yield ".SH VERBS"
     for verb in verbs().values():
         yield f".SS {_roff(verb.name)}"
         yield _roff(verb.help)
+        # Not `all_options`: the command behind `--` is in the synopsis.
         for option in (*verb.options, JSON):
             yield ".TP"
             yield f".B {_typed(option)}"
@@ -77,13 +79,20 @@ def _typed(option: Option) -> str:
 
 
 def _roff(text: str) -> str:
-    """A text in which roff sees nothing to do."""
+    r"""A text without requests and escapes of roff (man(7), groff(7)).
+
+    >>> _roff("--json")
+    '\\-\\-json'
+    >>> _roff(".TH at the start of a line")
+    '\\&.TH at the start of a line'
+    """
+    # A plain - is a hyphen, which can't be searched for and pasted as an option.
     text = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq")
     return f"\\&{text}" if text.startswith((".", "'")) else text
 
 
 def completion() -> str:
-    """Text of a completion for bash."""
+    """The text of the completion for bash."""
     every = verbs()
     cases = "\n".join(f"    {verb.name}) words='{_words(verb)}' ;;" for verb in every.values())
     return f"""# Completion of gpukiln-gpu for bash.

@@ -1,15 +1,15 @@
-"""How GPUs are to be cut by MIG: mig-parted's format, read, written and compared with what is there.
+"""MIG layouts in mig-parted's format: read, written, and compared with the GPUs of a machine.
 
     version: v1
     mig-configs:
       half:
-      - devices: [0, 1]              # or all; the GPUs by their indices
-        device-filter: 0x20B010DE    # or a list of such; only GPUs of these PCI ids
+      - devices: [0, 1]              # indices of GPUs, or all
+        device-filter: 0x20B010DE    # only GPUs of this PCI id, or of a list of them
         mig-enabled: true
         mig-devices: {1g.5gb: 2, 3g.20gb: 1, 1c.2g.10gb: 2}
 
-Of several entries about one GPU the last one holds; a GPU that none is about is left as it is, and is no
-match for `assert`. Source: NVIDIA/mig-parted, README.md, api/spec/v1, cmd/nvidia-mig-parted.
+The last entry for a GPU applies. A GPU without an entry is not changed, and `assert` reports it as a
+difference. Source: NVIDIA/mig-parted, README.md, api/spec/v1, cmd/nvidia-mig-parted.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.parsing import LimitError, parse_json, parse_yaml, read_text
 
 VERSION = "v1"
-MAX_CONFIG_BYTES = 1 << 20  # bytes; the configurations of mig-parted for all GPUs have 20 KiB
+MAX_CONFIG_BYTES = 1 << 20  # mig-parted's own file for all GPUs has 20 KiB
+# 1c.3g.20gb is a compute instance of 1 slice in a GPU instance of 3 slices and 20 GB; +me and such are media
+# extensions.
 PROFILE = re.compile(r"(?:(?P<part>\d{1,3})c\.)?(?P<gpu>(?P<slices>\d{1,3})g\.\d{1,6}gb(?:[+-][a-z.,+-]+)?)")
 
 
 @dataclass(frozen=True)
 class MigLayout:
-    """How one GPU is cut.
+    """The MIG layout of one GPU.
 
     Args:
         enabled: Whether MIG is on.
-        devices: How many MIG devices of each profile.
+        devices: The number of MIG devices of each profile.
     """
 
     enabled: bool
@@ -51,11 +53,11 @@ class MigLayout:
 
 @dataclass(frozen=True)
 class MigConfigEntry:
-    """Some GPUs and how they are to be cut.
+    """The layout for some GPUs.
 
     Args:
-        devices: Indices; None for all.
-        pci_ids: PCI ids as 0x20B010DE; empty for any.
+        devices: Indices of GPUs; None for all.
+        pci_ids: PCI ids such as 0x20b010de; empty for any.
     """
 
     devices: tuple[int, ...] | None
@@ -63,43 +65,46 @@ class MigConfigEntry:
     layout: MigLayout
 
     def applies_to(self, gpu: Device) -> bool:
-        """Whether it says something of a GPU."""
+        """Whether the entry is for a GPU."""
         if self.pci_ids and (gpu.pci_id or "").lower() not in self.pci_ids:
             return False
         return self.devices is None or gpu.index in self.devices
 
 
 def read_config(path: Path, name: str) -> tuple[MigConfigEntry, ...]:
-    """One configuration of a file, in YAML or JSON.
+    """Read a configuration from a file in YAML or JSON.
 
     Args:
-        name: Which; may be empty where there is only one.
+        name: Of the configuration; may be empty where the file has one.
 
     Raises:
-        UsageError: There is no such file or name, or it is not of that format.
-        UnavailableError: It is YAML, and there is no PyYAML here.
+        UsageError: The file or the configuration is missing, or has a wrong format.
+        UnavailableError: The file is YAML, and PyYAML is missing.
     """
     try:
         document = _parse_text(read_text(path, largest=MAX_CONFIG_BYTES), path)
     except (OSError, UnicodeDecodeError, LimitError) as error:
-        raise UsageError(f"--config {path}: {error}", hint="a file in mig-parted's format") from error
+        raise UsageError(f"--config {path}: {error}", hint="pass a file in mig-parted's format") from error
+    # The only version of mig-parted's format (api/spec/v1).
     if not isinstance(document, dict) or document.get("version") != VERSION:
-        raise UsageError(f"{path} is not of version {VERSION}", hint="`version: v1`, then `mig-configs:`")
+        raise UsageError(
+            f"{path} is not of version {VERSION}", hint="write `version: v1`, then `mig-configs:`"
+        )
     _check_keys(document, ("version", "mig-configs"), str(path))
     configs = document.get("mig-configs")
     if not isinstance(configs, dict) or not configs:
-        raise UsageError(f"{path} has no mig-configs", hint="at least one, by its name")
+        raise UsageError(f"{path} has no mig-configs", hint="write at least one configuration under its name")
     if not name and len(configs) == 1:
         name = str(next(iter(configs)))
     if name not in configs:
         raise UsageError(
             f"{path} has no configuration {name!r}",
             details=tuple(sorted(map(str, configs))),
-            hint="--select takes one of these",
+            hint="pass one of these with --select",
         )
     rows = configs[name]
     if not isinstance(rows, list) or not rows:
-        raise UsageError(f"{path}: {name} is empty", hint="a list of devices, mig-enabled, mig-devices")
+        raise UsageError(f"{path}: {name} is empty", hint="write a list of devices, mig-enabled, mig-devices")
     return tuple(_entry(row, f"{path}: {name}[{number}]") for number, row in enumerate(rows))
 
 
@@ -108,17 +113,17 @@ def _parse_text(text: str, path: Path) -> Any:
         try:
             return parse_json(text)
         except ValueError:
-            pass  # YAML may begin so too
+            pass  # a flow mapping of YAML begins with { too
     try:
-        import yaml  # noqa: PLC0415 - no other verb needs it
+        import yaml  # noqa: PLC0415 - only this verb needs it
     except ImportError as error:
         raise UnavailableError(
-            f"{path} is YAML, and this gpukiln-gpu has no PyYAML", hint="the same as JSON is understood"
+            f"{path} is YAML, and this gpukiln-gpu has no PyYAML", hint="write the same file as JSON"
         ) from error
     try:
         return parse_yaml(text)
     except (yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"{path} is not YAML: {error}", hint="a file in mig-parted's format") from error
+        raise UsageError(f"{path} is not YAML: {error}", hint="pass a file in mig-parted's format") from error
 
 
 def _check_keys(data: dict[str, Any], known: tuple[str, ...], where: str) -> None:
@@ -128,30 +133,34 @@ def _check_keys(data: dict[str, Any], known: tuple[str, ...], where: str) -> Non
 
 def _entry(row: Any, where: str) -> MigConfigEntry:
     if not isinstance(row, dict):
-        raise UsageError(f"{where} is {row!r}", hint="devices, mig-enabled, mig-devices")
+        raise UsageError(f"{where} is {row!r}", hint="wanted: devices, mig-enabled, mig-devices")
     _check_keys(row, ("device-filter", "devices", "mig-enabled", "mig-devices"), where)
     for needed in ("devices", "mig-enabled"):
         if needed not in row:
-            raise UsageError(f"{where} lacks {needed}", hint="devices and mig-enabled are always needed")
+            raise UsageError(f"{where} lacks {needed}", hint="devices and mig-enabled are required")
     devices, enabled, only = row["devices"], row["mig-enabled"], row.get("device-filter", [])
     if devices != "all" and not (
         isinstance(devices, list) and all(type(device) is int for device in devices)
     ):
-        raise UsageError(f"{where}: devices is {devices!r}", hint="all, or a list of indices")
+        raise UsageError(f"{where}: devices is {devices!r}", hint="wanted: all, or a list of indices")
     if not isinstance(enabled, bool):
-        raise UsageError(f"{where}: mig-enabled is {enabled!r}", hint="true or false")
+        raise UsageError(f"{where}: mig-enabled is {enabled!r}", hint="wanted: true or false")
     only = [only] if isinstance(only, (str, int)) else only
     if not isinstance(only, list) or not all(isinstance(pci_id, (str, int)) for pci_id in only):
-        raise UsageError(f"{where}: device-filter is {only!r}", hint="such as 0x20B010DE, or a list of such")
-    # YAML reads 0x20B010DE as a number.
+        raise UsageError(
+            f"{where}: device-filter is {only!r}", hint="wanted: such as 0x20B010DE, or a list of such"
+        )
+    # A YAML parser reads 0x20B010DE as an integer.
     ids = tuple(
         (f"0x{pci_id:08x}" if isinstance(pci_id, int) else pci_id.lower()) for pci_id in only if pci_id != ""
     )
     parts = row.get("mig-devices")
     if enabled and parts is None:
-        raise UsageError(f"{where} lacks mig-devices", hint="{} for none, where mig-enabled is true")
+        raise UsageError(
+            f"{where} lacks mig-devices", hint="where mig-enabled is true, write {} for no device"
+        )
     if not enabled and parts:
-        raise UsageError(f"{where} has mig-devices, and mig-enabled is false", hint="one of the two is wrong")
+        raise UsageError(f"{where} has mig-devices, but mig-enabled is false", hint="correct one of the two")
     return MigConfigEntry(
         None if devices == "all" else tuple(devices), ids, MigLayout(enabled, _parts(parts or {}, where))
     )
@@ -159,13 +168,16 @@ def _entry(row: Any, where: str) -> MigConfigEntry:
 
 def _parts(parts: Any, where: str) -> dict[str, int]:
     if not isinstance(parts, dict):
-        raise UsageError(f"{where}: mig-devices is {parts!r}", hint='such as {"1g.5gb": 7}')
+        raise UsageError(f"{where}: mig-devices is {parts!r}", hint='wanted: such as {"1g.5gb": 7}')
     for name, many in parts.items():
         match = PROFILE.fullmatch(str(name))
         if match is None or int(match["part"] or 1) > int(match["slices"]):
-            raise UsageError(f"{where}: {name!r} is no profile", hint="such as 1g.5gb, 1g.5gb+me, 1c.3g.20gb")
+            raise UsageError(
+                f"{where}: {name!r} is not a profile", hint="wanted: such as 1g.5gb, 1g.5gb+me, 1c.3g.20gb"
+            )
+        # type(), not isinstance(): bool is a subclass of int, and `true` is no count.
         if type(many) is not int or many < 0:
-            raise UsageError(f"{where}: {name} is {many!r}", hint="how many, 0 or more")
+            raise UsageError(f"{where}: {name} is {many!r}", hint="wanted: a number of 0 or more")
     return _sorted({str(name): many for name, many in parts.items() if many})
 
 
@@ -174,7 +186,7 @@ def _sorted(parts: Mapping[str, int]) -> dict[str, int]:
 
 
 def current_layout(snapshot: Snapshot, gpu: Device) -> MigLayout:
-    """How a GPU is cut now."""
+    """The current layout of a GPU."""
     parts = Counter(
         device.profile or "-" for device in snapshot.devices if device.parent and device.parent == gpu.uuid
     )
@@ -182,22 +194,25 @@ def current_layout(snapshot: Snapshot, gpu: Device) -> MigLayout:
 
 
 def desired_layout(entries: Sequence[MigConfigEntry], gpu: Device) -> MigLayout | None:
-    """How a GPU is to be cut; None where nothing is said."""
+    """The desired layout of a GPU, by its last entry; None where it has no entry."""
+    # mig-parted applies the entries in their order, so the last one decides.
     return next((entry.layout for entry in reversed(entries) if entry.applies_to(gpu)), None)
 
 
 def layout_difference(snapshot: Snapshot, gpu: Device, cut: MigLayout) -> str:
-    """What is not as it is to be; empty where all is."""
+    """The difference between current and desired layout in words; empty for none."""
     now = current_layout(snapshot, gpu)
     if now != cut:
         return f"GPU {gpu.index} {gpu.title}: {now}; wanted {cut}"
+    # The mode of the layout may be pending only: instances can't be created before the reset.
     if gpu.mig_pending is not None and gpu.mig_pending != cut.enabled:
-        return f"GPU {gpu.index} {gpu.title}: {now}, and the other mode waits for a reset"
+        return f"GPU {gpu.index} {gpu.title}: {now}, and the other mode is pending until a reset"
     return ""
 
 
 def export_config(snapshot: Snapshot, gpus: Sequence[Device], name: str) -> dict[str, Any]:
-    """What is there, as such a document."""
+    """The current layouts as a document of mig-parted."""
+    # GPUs with the same layout share an entry, in the order of their first index.
     same: list[tuple[MigLayout, list[int]]] = []
     for gpu in gpus:
         cut = current_layout(snapshot, gpu)
@@ -218,7 +233,8 @@ def export_config(snapshot: Snapshot, gpus: Sequence[Device], name: str) -> dict
 
 
 def config_yaml(document: Mapping[str, Any]) -> str:
-    """Such a document as YAML; it has no text that would need more than quotes."""
+    """A document of mig-parted as YAML."""
+    # JSON is YAML for these names, numbers and flags; so no PyYAML is needed.
     lines = [f"version: {document['version']}", "mig-configs:"]
     for name, rows in document["mig-configs"].items():
         lines.append(f"  {json.dumps(name)}:")

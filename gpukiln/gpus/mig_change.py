@@ -1,4 +1,4 @@
-"""Cuts GPUs by MIG, or puts back what was there before. What it calls of NVML is done in child processes."""
+"""Changes MIG layouts by NVML in child processes, and restores the old layouts when a step fails."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from gpukiln.probe.child import call
 
 LIMIT_S = 120.0  # for all instances of one GPU
 RESET_REQUIRED, IN_USE = 16, 19  # nvmlReturn_t
-UNSUPPORTED_PROFILE = (2, 3, 6)  # of a profile: no such number, not of this GPU, not with these others
+# INVALID_ARGUMENT: NVML has no such profile; NOT_SUPPORTED: this GPU has none; NOT_FOUND: not next to the
+# instances that exist.
+UNSUPPORTED_PROFILE = (2, 3, 6)
 
 
 @dataclass(frozen=True)
 class MigProfile:
-    """What a GPU instance can be.
+    """A profile of GPU instances.
 
     Args:
-        id: NVML's, of this GPU.
-        slices: Of compute.
-        most: How many of it one GPU has at most.
-        places: Where one can begin and how many slices of memory it takes, in NVML's order.
+        id: NVML's number, valid for this GPU.
+        slices: Its compute slices.
+        most: The largest number of instances on one GPU.
+        places: Possible placements in NVML's order: first slice and number of memory slices.
     """
 
     name: str
@@ -37,21 +39,23 @@ class MigProfile:
 
 
 def apply(cuts: Mapping[str, MigLayout], before: Mapping[str, MigLayout]) -> list[str]:
-    """Cut GPUs; when a step fails, what was there before is put back.
+    """Change the layouts of GPUs; when a step fails, the old layouts are restored.
 
     Args:
-        cuts: By the GPU's UUID.
-        before: The same of all that may be touched; they are kept off (`reset.exclusive_lease`).
+        cuts: The new layouts by UUID.
+        before: The layouts of every GPU that may change; the caller has them leased
+            (`reset.exclusive_lease`).
 
     Returns:
-        What was done.
+        The steps that were done.
 
     Raises:
-        IncompatibleError: A GPU can't be cut so; all is as before.
-        BusyError: Something has one open; all is as before.
-        CheckFailedError: A step failed; all is as before.
-        PartialError: And it could not be put back.
+        IncompatibleError: A GPU does not support its layout; the old layouts are restored.
+        BusyError: A program has a GPU open; the old layouts are restored.
+        CheckFailedError: A step failed; the old layouts are restored.
+        PartialError: A step failed, and so did the restoration.
     """
+    # Every GPU that may be reset is brought to a layout: a reset removes the MIG devices of its peers too.
     steps: list[str] = []
     try:
         _apply_layouts({**before, **cuts}, steps)
@@ -60,15 +64,14 @@ def apply(cuts: Mapping[str, MigLayout], before: Mapping[str, MigLayout]) -> lis
             _apply_layouts(before, [])
         except (GpukilnError, RuntimeError) as worse:
             raise PartialError(
-                f"{_text(error)}; what was there before could not be put back: {_text(worse)}",
+                f"{_text(error)}; the old layout could not be restored: {_text(worse)}",
                 details=tuple(steps),
-                hint="gpukiln-gpu mig export shows what is left; reboot if the driver hangs",
+                hint="`gpukiln-gpu mig export` prints the current layout; reboot if the driver hangs",
             ) from error
+        # The exit code stays that of the first error; the text says that the old layout is back.
         kind = type(error) if isinstance(error, (IncompatibleError, BusyError)) else CheckFailedError
         hint = getattr(error, "hint", "")
-        raise kind(
-            f"{_text(error)}; what was there before is put back", details=tuple(steps), hint=hint
-        ) from error
+        raise kind(f"{_text(error)}; the old layout is restored", details=tuple(steps), hint=hint) from error
     return steps
 
 
@@ -77,16 +80,18 @@ def _text(error: BaseException) -> str:
 
 
 def _apply_layouts(cuts: Mapping[str, MigLayout], steps: list[str]) -> None:
-    """Make GPUs what they are to be, from whatever they are."""
+    """Bring GPUs to their layouts, from any layout."""
     snapshot = collect()
     waiting = []
     for gpu in snapshot.devices:
         cut = cuts.get(gpu.uuid or "") if gpu.kind == "gpu" else None
         if cut is None or gpu.uuid is None or not layout_difference(snapshot, gpu, cut):
             continue
+        # NVML refuses to change the mode, or to create other instances, while instances exist.
         if gpu.mig_enabled and current_layout(snapshot, gpu).devices:
             _in_child(destroy_instances, gpu.uuid)
-            steps.append(f"{gpu.uuid}: its MIG devices are gone")
+            steps.append(f"{gpu.uuid}: its MIG devices are removed")
+        # Ampere changes the mode with a reset, later architectures at once (NVIDIA, MIG User Guide).
         if (gpu.mig_enabled, gpu.mig_pending) != (cut.enabled, cut.enabled):
             if _in_child(set_mode, gpu.uuid, cut.enabled)["reset"]:
                 waiting.append(gpu)
@@ -105,16 +110,16 @@ def _apply_layouts(cuts: Mapping[str, MigLayout], steps: list[str]) -> None:
             and current_layout(snapshot, gpu).devices != cut.devices
         ):
             if not gpu.mig_enabled:
-                raise CheckFailedError(f"{gpu.uuid}: MIG is off still", hint="reboot the machine, then again")
+                raise CheckFailedError(
+                    f"{gpu.uuid}: MIG is still off", hint="reboot the machine, then try again"
+                )
             _in_child(create, gpu.uuid, dict(cut.devices))
             steps.append(f"{gpu.uuid}: {cut}")
 
 
 def _in_child(work: Callable[..., dict[str, Any]], uuid: str, *args: Any) -> dict[str, Any]:
-    """Call NVML in a child process, with a GPU's handle.
-
-    Not by the collector, which turns every error into a value: here an error ends the change.
-    """
+    """Call NVML in a child process, with a GPU's handle; an error ends the change."""
+    # Not through the collector, which turns every error into a value.
 
     def ask() -> dict[str, Any]:
         import pynvml  # noqa: PLC0415 - only where there is a GPU
@@ -129,19 +134,22 @@ def _in_child(work: Callable[..., dict[str, Any]], uuid: str, *args: Any) -> dic
         finally:
             pynvml.nvmlShutdown()
 
+    # The name is in the error of a child that hangs.
     ask.__name__ = f"{work.__name__} {uuid}"
     answer = call(ask, LIMIT_S)
     if text := answer.get("error"):
         if answer.get("never"):
             raise IncompatibleError(f"{uuid}: {text}", hint=answer["hint"])
         if answer.get("busy"):
-            raise BusyError(f"{uuid}: {text}", hint="a client such as DCGM has it open: stop it, then again")
-        raise CheckFailedError(f"{uuid}: {text}", hint="dmesg has what the driver says")
+            raise BusyError(
+                f"{uuid}: {text}", hint="a program such as DCGM has it open: stop it, then try again"
+            )
+        raise CheckFailedError(f"{uuid}: {text}", hint="`dmesg` has the driver's messages")
     return answer
 
 
 def set_mode(nvml: Any, gpu: Any, on: bool) -> dict[str, Any]:
-    """Set the mode: {reset: whether it holds after a reset only}."""
+    """Set the MIG mode; returns {reset: whether it needs a reset to take effect}."""
     status = nvml.nvmlDeviceSetMigMode(gpu, int(on))
     if status == RESET_REQUIRED:
         return {"reset": True}
@@ -151,7 +159,7 @@ def set_mode(nvml: Any, gpu: Any, on: bool) -> dict[str, Any]:
 
 
 def destroy_instances(nvml: Any, gpu: Any) -> dict[str, Any]:
-    """Destroy all instances."""
+    """Destroy all GPU instances and compute instances of a GPU."""
     for profile in profiles(nvml, gpu, with_places=False):
         for instance in _list_instances(
             nvml.c_nvmlGpuInstance_t, profile.most, nvml.nvmlDeviceGetGpuInstances, gpu, profile.id
@@ -176,7 +184,7 @@ def _list_instances(kind: Any, most: int, function: Callable[..., Any], *args: A
 
 
 def profiles(nvml: Any, gpu: Any, *, with_places: bool = True) -> list[MigProfile]:
-    """What GPU instances this GPU can have."""
+    """The profiles of GPU instances that a GPU supports."""
     profiles_by_id: dict[int, MigProfile] = {}
     for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         try:
@@ -202,7 +210,7 @@ def _placements(nvml: Any, gpu: Any, profile: int) -> tuple[tuple[int, int], ...
 
 
 def _compute_profiles(nvml: Any, instance: Any) -> list[Any]:
-    """What compute instances a GPU instance can have."""
+    """The profiles of compute instances that a GPU instance supports."""
     by_id: dict[int, Any] = {}
     for number in range(nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
         try:
@@ -219,16 +227,18 @@ def create(nvml: Any, gpu: Any, devices: Mapping[str, int]) -> dict[str, Any]:
     """Create instances, the largest first.
 
     Raises:
-        IncompatibleError: The GPU can't be cut so.
+        IncompatibleError: The GPU does not support the layout.
     """
     for profile, start, size, parts in arrange(profiles(nvml, gpu), devices):
         place = nvml.c_nvmlGpuInstancePlacement_t(start, size)
         instance = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(gpu, profile.id, ctypes.byref(place))
+        # Several profiles may have the same number of slices: the first one is used.
         kinds = {kind.sliceCount: kind.id for kind in reversed(_compute_profiles(nvml, instance))}
         for slices in parts:
             if slices not in kinds:
                 raise IncompatibleError(
-                    f"{profile.name} has no part of {slices} slices", hint=f"there are {sorted(kinds)}"
+                    f"{profile.name} has no compute instance of {slices} slices",
+                    hint=f"it has {sorted(kinds)}",
                 )
             nvml.nvmlGpuInstanceCreateComputeInstance(instance, kinds[slices])
     return {}
@@ -237,12 +247,12 @@ def create(nvml: Any, gpu: Any, devices: Mapping[str, int]) -> dict[str, Any]:
 def arrange(
     offered: Sequence[MigProfile], devices: Mapping[str, int]
 ) -> list[tuple[MigProfile, int, int, tuple[int, ...]]]:
-    """GPU instances with their places and their parts, for MIG devices by profile.
+    """GPU instances with their placement and their compute instances, for MIG devices by profile.
 
-    Parts of an instance, such as 1c.3g.20gb, fill as few instances as they can.
+    Compute instances such as 1c.3g.20gb share as few GPU instances as possible.
 
     Raises:
-        IncompatibleError: There is no such profile, or no room.
+        IncompatibleError: The GPU has no such profile, or no space for all.
     """
     by_name = {profile.name: profile for profile in offered}
     instances: list[tuple[MigProfile, tuple[int, ...]]] = []
@@ -262,11 +272,13 @@ def arrange(
     for name, sizes in shared.items():
         bins: list[list[int]] = []
         for size in sorted(sizes, reverse=True):
-            room = next((sizes_in for sizes_in in bins if sum(sizes_in) + size <= by_name[name].slices), None)
-            if room is None:
+            bin_with_space = next(
+                (sizes_in for sizes_in in bins if sum(sizes_in) + size <= by_name[name].slices), None
+            )
+            if bin_with_space is None:
                 bins.append([size])
             else:
-                room.append(size)
+                bin_with_space.append(size)
         instances += [(by_name[name], tuple(sizes_in)) for sizes_in in bins]
     instances.sort(
         key=lambda row: (-max((size for _, size in row[0].places), default=0), -row[0].slices, row[0].id)
@@ -276,16 +288,20 @@ def arrange(
     )
     if places is None:
         text = ", ".join(f"{many} x {name}" for name, many in devices.items())
-        raise IncompatibleError(f"it has no room for {text}", hint="nvidia-smi mig -lgipp lists the places")
+        raise IncompatibleError(
+            f"it has no space for {text}", hint="`nvidia-smi mig -lgipp` lists the placements"
+        )
     return [(profile, *place, parts) for (profile, parts), place in zip(instances, places)]
 
 
 def _find_placements(instances: Sequence[MigProfile], slices: int) -> list[tuple[int, int]] | None:
-    """A place for each, None where there is no room for all; tries every way at last."""
+    """A placement for each instance; None where there is no space for all. Tries every combination."""
     if sum(profile.slices for profile in instances) > slices:
         return None
     if any(sum(1 for other in instances if other is profile) > profile.most for profile in instances):
         return None
+    # NVML places an instance at the first free slice, which can block a larger one: the places are chosen
+    # before any is created.
     tried: set[tuple[int, int]] = set()
 
     def place(number: int, taken: int) -> list[tuple[int, int]] | None:

@@ -1,7 +1,7 @@
-"""What is known of a machine's GPUs at one moment. Every view is made of it; nothing else asks a driver.
+"""The snapshot of a machine's GPUs. Every view is made from it; no other code of this package asks a driver.
 
-A value that is not known is null, and `unavailable` has the reason under the field's name: what NVML
-answered, by its constant's name without NVML_ERROR_. The keys are always the same.
+An unknown value is null, and `unavailable` has the reason under the field's name: NVML's constant without
+NVML_ERROR_, or a sentence. The keys are always the same.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from gpukiln.findings import Finding, Severity
 
 @dataclass(frozen=True)
 class LeaseMark:
-    """Who has a GPU.
+    """A lease on a device.
 
     Args:
         id: The lease, for example L-42.
-        user: Login name, or the number of a user who has none.
+        user: Login name, or the UID of a user without one.
         mode: exclusive or shared.
-        memory_mib: What a shared one may use; null for an exclusive one.
-        expires_in_s: Null where it ends with its job.
+        memory_mib: Budget of a shared lease; null for an exclusive one.
+        expires_in_s: Null where the lease ends with its job.
     """
 
     id: str
@@ -34,15 +34,15 @@ class LeaseMark:
 
 @dataclass(frozen=True)
 class Peer:
-    """How one GPU reaches another.
+    """The connection of a GPU to another one.
 
     Args:
-        uuid: The other one; null where it has no UUID to tell.
-        index: The other one's.
-        nvlinks: NVLinks that join the two directly, or through a switch; 0: none.
-        ancestor: The nearest thing that both hang on, as NVML names it: one board, one switch, several
-            switches, one host bridge, one NUMA node, across NUMA nodes. Null where it is not told.
-        p2p: Whether each reads the other's memory, in NVML's words: ok, or why not.
+        uuid: Of the other GPU; null where it is not known.
+        index: Of the other GPU.
+        nvlinks: NVLinks between the two, direct or through a switch; 0 for none.
+        ancestor: The nearest common ancestor, as NVML names it: one board, one switch, several switches, one
+            host bridge, one NUMA node, across NUMA nodes. Null where it is not reported.
+        p2p: Whether each can read the other's memory, in NVML's words: ok, or why not.
     """
 
     uuid: str | None
@@ -57,38 +57,38 @@ class Device:
     """A GPU, or a MIG device of one.
 
     Args:
-        uuid: GPU-... or MIG-...; how every command names it. Null of a GPU that is lost and left no name.
+        uuid: GPU-... or MIG-...; every command accepts it. Null for a lost GPU whose UUID is not known.
         kind: gpu or mig.
         vendor: nvidia or amd.
-        index: The driver's number of the GPU; it changes when another GPU is lost. Of a MIG device its
-            parent's.
-        mig_index: Of a MIG device, among its parent's.
-        parent: Of a MIG device its GPU's UUID.
+        index: The driver's number of the GPU; it changes when another GPU is lost. Of a MIG device the index
+            of its GPU.
+        mig_index: Index of a MIG device on its GPU.
+        parent: UUID of a MIG device's GPU.
         bus_id: PCI address, 0000:00:1e.0.
-        pci_id: Device and vendor as NVML writes them, 0x20B010DE.
-        minor: N of /dev/nvidiaN.
-        profile: Of a MIG device, such as 1g.10gb.
-        compute_capability: Such as 8.0.
-        memory_used_mib: By whoever, without what the driver has reserved.
-        memory_free_mib: What a program could have.
-        utilization_percent: How much of the last moments a kernel ran.
-        temperature_margin_c: Degrees to the GPU's limit (T.Limit), below 0 above it.
-        temperature_margin_slowdown_c: The margin from which down the GPU slows down; 0 or below.
-        numa_node: The NUMA node whose memory is nearest.
-        cpus: Processors that are nearest, as 0-31,64-95.
+        pci_id: Device and vendor as NVML writes them, for example 0x20B010DE.
+        minor: N in /dev/nvidiaN.
+        profile: Of a MIG device, for example 1g.10gb.
+        compute_capability: For example 8.0.
+        memory_used_mib: By all programs, without the driver's reserve.
+        memory_free_mib: Memory that a program can allocate.
+        utilization_percent: Share of the last sample period in which a kernel ran.
+        temperature_margin_c: Degrees below the GPU's limit (T.Limit); negative above it.
+        temperature_margin_slowdown_c: The margin below which the GPU slows down; 0 or negative.
+        numa_node: The nearest NUMA node.
+        cpus: The nearest processors, for example 0-31,64-95.
         energy_joules: Since the driver was loaded.
-        clock_events: Why clocks are lower than they could be, as NVML names it.
+        clock_events: Reasons for lowered clocks, as NVML names them.
         ecc_uncorrected: Errors since the GPU was reset.
-        recovery_action: What the driver itself asks for: none, gpu reset, node reboot, drain P2P, drain and
-            reset, recover IMEX domain, bus reset, system reboot.
-        mig_pending: Whether another mode waits for a reset.
+        recovery_action: The action that the driver requests: none, gpu reset, node reboot, drain P2P, drain
+            and reset, recover IMEX domain, bus reset, system reboot.
+        mig_pending: The MIG mode after the next reset.
         health: ok, warning, sick, lost, hung or unknown.
-        findings: Why; ids are those of the table of faults (`gpukiln.gpus.faults`).
-        leases: Who has it.
-        allocatable: Whether a lease could have it now, as far as can be said without a request.
+        findings: The reasons; ids are those of the table of faults (`gpukiln.gpus.faults`).
+        leases: The leases on it.
+        allocatable: Whether a request without conditions could lease it now.
         not_allocatable_because: Every reason.
-        error: Why nothing could be read.
-        unavailable: Field to the reason why it is null.
+        error: Why the driver reports nothing; null where it does.
+        unavailable: By field, the reason why it is null.
     """
 
     uuid: str | None
@@ -166,22 +166,22 @@ class Device:
 
     @property
     def readable(self) -> bool:
-        """Whether the driver tells anything of it."""
+        """Whether the driver reports anything of it."""
         return self.error is None
 
     @property
     def title(self) -> str:
-        """How people are told which one it is."""
+        """Its name for people: the UUID, else the index."""
         return self.uuid or f"GPU {self.index}"
 
 
 @dataclass(frozen=True)
 class ProcessContainer:
-    """The container that a process is in, by its control group.
+    """The container of a process, from its control group.
 
     Args:
         engine: docker, containerd, podman, crio or unknown.
-        id: The engine's, whole.
+        id: The engine's id in full.
         pod: The UID of its Kubernetes pod.
     """
 
@@ -192,18 +192,18 @@ class ProcessContainer:
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A process that the driver lists.
+    """A process in the driver's list.
 
     Args:
-        pid: As this system numbers it; see `state`.
+        pid: In this system's PID namespace, except where `state` is foreign.
         device: UUID of the GPU or MIG device.
         kind: compute, graphics, or compute+graphics.
-        state: running; gone: the driver still lists it; foreign: of another namespace of process ids, of
-            which nothing more is known here.
-        user: Login name, or the number of a user who has none.
-        command: Its whole command line, with secrets taken out.
+        state: running; gone: it has ended, and the driver still lists it; foreign: it is in another PID
+            namespace, and nothing more is known of it.
+        user: Login name, or the UID of a user without one.
+        command: Its command line without secrets.
         started_at: RFC 3339, UTC.
-        lease: The lease that covers it, null where none does.
+        lease: The lease that covers it; null for none.
     """
 
     pid: int
@@ -222,19 +222,19 @@ class GpuProcess:
 
 @dataclass(frozen=True)
 class Driver:
-    """The driver, as far as it is known; every field is null where there is none.
+    """The driver; every field is null where there is none.
 
-    Of a machine with GPUs of both vendors it is NVIDIA's.
+    On a machine with GPUs of both vendors it is NVIDIA's.
 
     Args:
-        version: Of the user space, which NVML tells.
-        module: Version of the kernel module that is loaded.
+        version: Of the user space, from NVML.
+        module: Version of the loaded kernel module.
         flavour: open or proprietary, of that module.
         branch: Number of the branch.
         branch_type: LTSB, PB, NFB or unknown.
-        supported_until: The branch's last day, YYYY-MM-DD.
-        ended: Whether that day is over.
-        cuda: The CUDA version that it brings.
+        supported_until: The last day of the branch's support, YYYY-MM-DD.
+        ended: Whether that day has passed.
+        cuda: The CUDA version of the driver.
     """
 
     version: str | None = None
@@ -256,14 +256,14 @@ class Snapshot:
         node: Host name.
         taken_at: RFC 3339, UTC.
         source: nvml or amd-smi; `nvml, amd-smi` where the machine has GPUs of both vendors.
-        scope: host, or container: only what was granted is seen, and others' processes have no names.
-        simulated: Whether the GPUs are the embedded cloud's, which prove nothing.
-        state: ok; no-device; not-granted: a container that got none; and without the driver's answer
+        scope: host; or container, which sees its own GPUs only and no names of other processes.
+        simulated: Whether the GPUs are simulated by the embedded cloud; they verify no hardware.
+        state: ok; no-device; not-granted (a container without GPUs); or, where the driver does not answer,
             no-driver, no-library, mismatch, no-permission, starting, hung or failed.
-        message: What that means here; empty for ok.
+        message: What was found; empty for ok.
         fix: The next step; empty for ok.
-        errors: What could not be read; the id is NVML's constant (gpu-is-lost), or what else went wrong.
-        leases: Whether leases could be read: yes, none: nobody keeps any here, or why not.
+        errors: What could not be read; the id is NVML's constant (gpu-is-lost), or names another error.
+        leases: yes; none (this machine has no leases); or why they can't be read.
     """
 
     node: str
@@ -282,22 +282,24 @@ class Snapshot:
 
     @property
     def code(self) -> int:
-        """0; 4 where the driver does not answer at all, 75 where not yet; 5 where a device can't be read."""
+        """Exit code: 4: the driver does not answer; 75: it is starting; 5: an unreadable device; else 0."""
         if self.state == "starting":
             return 75
         if self.state not in ("ok", "no-device", "not-granted"):
             return 4
+        # A machine without GPUs is no error: exit code 0, and `message` says why.
         return 5 if any(not device.readable for device in self.devices) else 0
 
     def device(self, name: str) -> Device | None:
-        """The device of a UUID, or the beginning of one that is only one's, an index or a bus id."""
+        """A device by its UUID or a unique prefix, its index or bus id; None for no or several devices."""
         exact = [
             device
             for device in self.devices
             if name in (device.uuid, device.bus_id) or (device.kind == "gpu" and name == str(device.index))
         ]
-        if exact:  # GPUs of two vendors may have one index
+        if exact:  # an NVIDIA and an AMD GPU may have the same index
             return exact[0] if len({device.vendor for device in exact}) == 1 else None
+        # As for ids of commits and containers: any prefix that is unique on this machine.
         begun = [
             device for device in self.devices if device.uuid and device.uuid.lower().startswith(name.lower())
         ]
@@ -307,18 +309,25 @@ class Snapshot:
 def unreadable_finding(
     name: str, message: str, object: str = "", *, code: int | None = None, severity: Severity = "error"
 ) -> Finding:
-    """What could not be read.
+    """A finding for something that could not be read.
 
     Args:
-        name: NVML's constant without NVML_ERROR_, or what else went wrong.
-        object: The device; empty: the driver.
-        code: NVML's number; None where it is none of NVML's.
+        name: NVML's constant without NVML_ERROR_, or the name of another error.
+        object: The device; empty for the driver.
+        code: NVML's number; None for other errors.
     """
     return Finding(name.lower().replace("_", "-"), severity, message, object, {"code": code, "name": name})
 
 
 def plain(value: Any) -> Any:
-    """A value of these types as JSON has it."""
+    """Dataclasses, lists and mappings as plain data for JSON.
+
+    >>> plain(Peer("GPU-1", 1, 4, "one switch", "ok"))
+    {'uuid': 'GPU-1', 'index': 1, 'nvlinks': 4, 'ancestor': 'one switch', 'p2p': 'ok'}
+    >>> plain(("a", 1, None))
+    ['a', 1, None]
+    """
+    # Not dataclasses.asdict, which makes a deep copy of every value.
     if hasattr(value, "__dataclass_fields__"):
         return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, (tuple, list)):

@@ -1,4 +1,4 @@
-"""Who the processes are that a driver lists: user, command and container, from /proc."""
+"""The processes in a driver's list: user, command and container, from /proc."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gpukiln.probe.base import read
 from gpukiln.redact import redact
 
 PROC = "/proc"
-DEVICE_NODES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD")  # what a process opens that uses a GPU
-COMMAND_CHARS = 500
-# The last part of a control group's path that names a container, by who made it.
+DEVICE_NODES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD")  # one of them is open in a process with a GPU
+COMMAND_CHARS = 500  # of a command line in a report
+# The part of a control group's path that names a container, in the forms of each engine for cgroup v1 and v2.
 CONTAINERS = (
     ("docker", re.compile(r"docker[-/](?P<id>[0-9a-f]{64})")),
     ("podman", re.compile(r"libpod[-/](?:conmon-)?(?P<id>[0-9a-f]{64})")),
@@ -35,30 +35,28 @@ POD = re.compile(r"pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})
 def describe(
     listed: list[tuple[str | None, dict[str, Any]]], *, simulated: bool = False
 ) -> tuple[GpuProcess, ...]:
-    """The processes, each with what this system knows of it.
+    """The processes with what /proc has of each.
 
     Args:
-        listed: UUID of the device, and a row of the collector.
-        simulated: Whether the GPUs are a double's, which names the processes of its own namespace alone.
+        listed: For each process the UUID of its device and the row of the collector.
+        simulated: Whether the GPUs are simulated: their double lists processes of this namespace only.
     """
     first = _first_namespace()
     return tuple(_describe(device, row, _is_here(row, first, simulated)) for device, row in listed)
 
 
 def _is_here(row: dict[str, Any], first: bool, simulated: bool) -> bool:
-    """Whether a process has here the number that the driver gives it.
-
-    The driver numbers by its own namespace: elsewhere the same number may be another process's. There only
-    one that has a GPU's device node open is taken for it.
-    """
+    """Whether the driver's PID is this process's PID in this namespace."""
+    # The driver reports PIDs of the initial namespace. In another one the same number may be another process:
+    # only a process with a GPU's device node open is accepted.
     return first or (simulated and row.get("name") is not None) or _holds_device(int(row["pid"]))
 
 
 def _holds_device(pid: int) -> bool:
-    """Whether a process of this namespace has the device node of a GPU open."""
+    """Whether a process of this namespace has a GPU's device node open."""
     try:
         links = [os.readlink(link) for link in Path(PROC, str(pid), "fd").iterdir()]  # noqa: PTH115 - a text
-    except OSError:  # it is gone, or somebody else's
+    except OSError:  # it has ended, or is another user's
         return False
     return any(link.startswith(DEVICE_NODES) for link in links)
 
@@ -75,7 +73,7 @@ def _describe(device: str | None, row: dict[str, Any], here: bool) -> GpuProcess
         uid = Path(PROC, str(pid)).stat().st_uid
     except FileNotFoundError:
         state = "gone" if here else "foreign"
-        why = "the process is gone" if state == "gone" else "it is of another namespace of process ids"
+        why = "the process has ended" if state == "gone" else "it is in another PID namespace"
         unavailable.update(dict.fromkeys(names, why))
         return GpuProcess(pid, device, row["kind"], state, memory_mib=memory, unavailable=unavailable)
     command = _command(pid)
@@ -83,10 +81,10 @@ def _describe(device: str | None, row: dict[str, Any], here: bool) -> GpuProcess
         unavailable["command"] = "NO_PERMISSION"
     container = container_of(read(f"{PROC}/{pid}/cgroup") or "")
     if container is None:
-        unavailable["container"] = "it is in none"
+        unavailable["container"] = "it is not in a container"
     started = started_at(pid)
     if started is None:
-        unavailable["started_at"] = "the process is gone"
+        unavailable["started_at"] = "the process has ended"
     return GpuProcess(
         pid,
         device,
@@ -103,15 +101,16 @@ def _describe(device: str | None, row: dict[str, Any], here: bool) -> GpuProcess
 
 
 def _first_namespace() -> bool:
-    """Whether processes have the numbers here that the driver knows them by (include/linux/proc_ns.h)."""
+    """Whether this is the initial PID namespace."""
     try:
+        # PROC_PID_INIT_INO (Linux, include/linux/proc_ns.h).
         return Path(PROC, "self/ns/pid").stat().st_ino == 0xEFFFFFFC
     except OSError:
         return False
 
 
 def user_name(uid: int) -> str:
-    """Login name; the number where it has none."""
+    """The login name of a UID; the UID where it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -128,16 +127,16 @@ def _command(pid: int) -> str | None:
 
 
 def start_ticks(pid: int, proc: str = PROC) -> int | None:
-    """When a process started, in clock ticks since the boot (proc_pid_stat(5), field 22); None: it is gone.
-
-    With the number it names a process for good: numbers are given again.
-    """
+    """When a process started, in clock ticks since the boot; None where it has ended."""
+    # PIDs are reused: PID and start time together identify a process (proc_pid_stat(5), field 22).
     try:
         text = read(f"{proc}/{pid}/stat")
     except OSError:
         return None
     if not text:
         return None
+    # The name in field 2 may have blanks and brackets. A zombie (Z) has ended, only its parent has not read
+    # the exit code.
     fields = text.rpartition(")")[2].split()
     return None if fields[0] in ("Z", "X") else int(fields[19])
 
@@ -153,7 +152,11 @@ def started_at(pid: int) -> str | None:
 
 
 def container_of(cgroup: str) -> ProcessContainer | None:
-    """The container that a control group is of.
+    """The container of a control group; None where it is not one of a container.
+
+    >>> container_of("0::/system.slice/docker-" + "ab" * 32 + ".scope").engine
+    'docker'
+    >>> container_of("0::/user.slice/user-1000.slice/session-3.scope")
 
     Args:
         cgroup: Text of /proc/PID/cgroup, of version 1 or 2.
@@ -163,6 +166,7 @@ def container_of(cgroup: str) -> ProcessContainer | None:
         pod = POD.search(path)
         for engine, pattern in CONTAINERS:
             if match := pattern.search(path):
+                # With the cgroup driver cgroupfs the path of a pod ends in a bare id, which names no engine.
                 known = "containerd" if engine == "unknown" and pod else engine
                 return ProcessContainer(known, match["id"], pod["uid"].replace("_", "-") if pod else None)
     return None

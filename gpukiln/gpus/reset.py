@@ -1,6 +1,6 @@
-"""Resets GPUs: what is in the way, who is kept off meanwhile, and the reset itself.
+"""Resets GPUs: what blocks a reset, the lease that keeps other users off, and the reset itself.
 
-`nvidia-smi --gpu-reset` asks the driver; NVML has no function for it.
+NVML has no function for a reset: `nvidia-smi --gpu-reset` requests it from the driver.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.probe.base import PCI, NotReachedError, read, run_unrecorded
 
-LIMIT_S = 300.0
+LIMIT_S = 300.0  # for nvidia-smi to reset all GPUs that were named
 KERNEL_LOG = "/dev/kmsg"
-# Before these a GPU goes together with whatever NVLink joins to it; Ampere's need the fabric manager where
-# there are NVSwitches; later ones go alone (nvidia-smi(1), --gpu-reset).
+# Up to Turing a GPU is reset together with all GPUs that NVLink joins to it. Ampere is reset alone where the
+# fabric manager runs, later architectures always (nvidia-smi(1), --gpu-reset).
 RESET_WITH_PEERS = ("Kepler", "Maxwell", "Pascal", "Volta", "Turing")
 WITH_FABRIC_MANAGER = ("Ampere",)
-# What the driver asks for that no reset of the GPU does.
+# Actions that the driver requests and that a reset of the GPU does not carry out.
 OTHER_ACTIONS = {
     action: how for action, how in ACTIONS.items() if action not in ("gpu reset", "drain and reset")
 }
-# How those end that hold device nodes on a machine that nobody works on, by the 15 characters of a name that
-# the kernel keeps. NVIDIA's own MIG manager stops these (NVIDIA/mig-parted, deployments/systemd/hooks.sh) and
-# leaves the persistence daemon and the fabric manager running.
+# How to stop the services that hold device nodes on an idle machine, by the first 15 characters of their
+# name, which the kernel keeps. NVIDIA's own MIG manager stops the same ones (NVIDIA/mig-parted,
+# deployments/systemd/hooks.sh), and leaves the persistence daemon and the fabric manager running.
 STOP_COMMANDS = {
     "nv-hostengine": "systemctl stop nvidia-dcgm",
     "dcgm-exporter": "systemctl stop dcgm-exporter",
@@ -42,14 +42,14 @@ PERSISTENCE, FABRIC_MANAGER = "nvidia-persiste", "nv-fabricmanage"
 
 @dataclass(frozen=True)
 class Blocker:
-    """Something that is in the way.
+    """Something that blocks a change of GPUs.
 
     Args:
         id: Names the rule: not-root, container, leases, lease, process, holder, recovery-action,
             unreadable, peers.
-        device: UUID; null where it is about the machine.
-        text: What was found, and how it ends.
-        passes: Whether it ends by itself, as jobs do.
+        device: UUID; null where it blocks the whole machine.
+        text: What was found, and how to end it.
+        passes: Whether it ends by itself, like a job.
     """
 
     id: str
@@ -59,7 +59,7 @@ class Blocker:
 
 
 def reset_peers(snapshot: Snapshot, gpus: Sequence[Device], *, proc: str = "/proc") -> tuple[Device, ...]:
-    """The GPUs that must be reset beside those; NVLink's peers of what can't be reset alone."""
+    """The further GPUs that a reset includes: the NVLink peers of GPUs that can't be reset alone."""
     managed = _is_running(FABRIC_MANAGER, proc)
     more: list[Device] = []
     todo = list(gpus)
@@ -77,34 +77,38 @@ def reset_peers(snapshot: Snapshot, gpus: Sequence[Device], *, proc: str = "/pro
 
 
 def is_root() -> bool:
-    """Whether this program may reset."""
+    """Whether this program has the permission to reset GPUs."""
     return os.geteuid() == 0
 
 
 def _is_running(name: str, proc: str) -> bool:
-    """Whether a process of that name runs; the kernel keeps 15 characters of it (proc_pid_comm(5))."""
+    """Whether a process of that name runs.
+
+    Args:
+        name: Its first 15 characters, which the kernel keeps (proc_pid_comm(5)).
+    """
     return any((read(str(path)) or "").strip() == name for path in Path(proc).glob("[0-9]*/comm"))
 
 
 def blockers(
     snapshot: Snapshot, gpus: Sequence[Device], *, own: str = "", held_open: bool = True, proc: str = "/proc"
 ) -> tuple[list[Blocker], list[str]]:
-    """Everything that is in the way of changing GPUs, and what could not be looked at.
+    """Everything that blocks a change of GPUs; and notes on what could not be examined.
 
     Args:
-        found: With the leases.
-        own: Id of the lease by which this program keeps others off.
-        held_open: Whether nobody may even have their device nodes open, as for a reset.
+        snapshot: With the leases.
+        own: Id of the lease by which this program keeps other users off.
+        held_open: Whether an open device node blocks it too, as for a reset.
         proc: Where the kernel shows processes.
     """
     rows: list[Blocker] = []
     notes: list[str] = []
     if not is_root():
-        rows.append(Blocker("not-root", None, "only root may: sudo gpukiln-gpu ..."))
+        rows.append(Blocker("not-root", None, "only root has the permission: sudo gpukiln-gpu ..."))
     if snapshot.scope == "container":
-        rows.append(Blocker("container", None, "this is a container: its host has the GPUs"))
+        rows.append(Blocker("container", None, "this is a container: run the command on its host"))
     if snapshot.leases not in ("yes", "none"):
-        rows.append(Blocker("leases", None, f"who leases what can't be read: {snapshot.leases}"))
+        rows.append(Blocker("leases", None, f"the leases can't be read: {snapshot.leases}"))
     for gpu in gpus:
         parts = [device for device in snapshot.devices if device.parent and device.parent == gpu.uuid]
         for device in (gpu, *parts):
@@ -124,7 +128,7 @@ def blockers(
 
 
 def _holders(gpus: Sequence[Device], listed: set[int], notes: list[str], proc: str) -> list[Blocker]:
-    """Processes that have the GPUs' device nodes open and that the driver does not list as jobs."""
+    """Processes that have a GPU's device node open and are not in the driver's list."""
     nodes = {f"/dev/nvidia{gpu.minor}": gpu for gpu in gpus if gpu.minor is not None}
     rows = []
     hidden = 0
@@ -132,16 +136,18 @@ def _holders(gpus: Sequence[Device], listed: set[int], notes: list[str], proc: s
         opened = set()
         try:
             for link in (folder / "fd").iterdir():
-                with contextlib.suppress(OSError):  # closed meanwhile
+                with contextlib.suppress(OSError):  # closed in between
                     opened.add(os.readlink(link))  # noqa: PTH115 - a text, such as /dev/nvidia0 (deleted)
         except PermissionError:
             hidden += 1
-        except OSError:  # it ended
+        except OSError:  # the process has ended
             continue
         name = (read(str(folder / "comm")) or "").strip()
         held = sorted(opened & set(nodes))
         if name == PERSISTENCE and held:
-            notes.append(f"nvidia-persistenced has {', '.join(held)} open: stop it where nvidia-smi refuses")
+            notes.append(
+                f"nvidia-persistenced has {', '.join(held)} open: stop it if nvidia-smi refuses the reset"
+            )
         if int(folder.name) in listed or name in (PERSISTENCE, FABRIC_MANAGER):
             continue
         for node in held:
@@ -150,23 +156,29 @@ def _holders(gpus: Sequence[Device], listed: set[int], notes: list[str], proc: s
                 Blocker("holder", nodes[node].uuid, f"{name} (pid {folder.name}) has {node} open: {end}")
             )
     if hidden:
-        notes.append(f"{hidden} processes of others may have it open: only root sees what they have")
+        notes.append(
+            f"{hidden} processes of other users may have it open: only root can read their open files"
+        )
     return rows
 
 
 def reset_blockers(snapshot: Snapshot, gpus: Sequence[Device], *, proc: str = "/proc") -> list[Blocker]:
-    """What is in the way of a reset alone: what the driver wants instead, and GPUs that must go along."""
+    """What blocks a reset and no other change: another action that the driver requests, and peers."""
     rows = [
         Blocker(
             "recovery-action",
             gpu.uuid,
-            f"the driver asks for {gpu.recovery_action}: {OTHER_ACTIONS[gpu.recovery_action]}",
+            f"the driver requests {gpu.recovery_action}: {OTHER_ACTIONS[gpu.recovery_action]}",
         )
         for gpu in gpus
         if gpu.recovery_action in OTHER_ACTIONS
     ]
     rows += [
-        Blocker("unreadable", gpu.uuid, f"it can't be read ({gpu.error}): a reset does not reach it; reboot")
+        Blocker(
+            "unreadable",
+            gpu.uuid,
+            f"it can't be read ({gpu.error}), so a reset does not reach it: reboot the machine",
+        )
         for gpu in gpus
         if not gpu.readable
     ]
@@ -175,13 +187,13 @@ def reset_blockers(snapshot: Snapshot, gpus: Sequence[Device], *, proc: str = "/
         how = "gpukiln-gpu reset all" + (
             "" if more[0].architecture in RESET_WITH_PEERS else ", or start nvidia-fabricmanager"
         )
-        rows.append(Blocker("peers", None, f"NVLink joins it to {names}, which go along: {how}"))
+        rows.append(Blocker("peers", None, f"NVLink joins it to {names}, which must be reset with it: {how}"))
     return rows
 
 
 @contextlib.contextmanager
 def exclusive_lease(gpus: Sequence[Device], why: str) -> Iterator[LeaseGrant]:
-    """Have GPUs leased by this program, whatever their health, while it changes them."""
+    """Lease GPUs for this program, whatever their health, while it changes them."""
     leases, who = Leases(), whoami()
     uuids = tuple(gpu.uuid for gpu in gpus if gpu.uuid)
     try:
@@ -200,36 +212,35 @@ def exclusive_lease(gpus: Sequence[Device], why: str) -> Iterator[LeaseGrant]:
 
 
 def reset_gpus(gpus: Sequence[Device]) -> str:
-    """Reset GPUs together; what nvidia-smi said.
+    """Reset GPUs together; returns the output of nvidia-smi.
 
     Raises:
-        UnavailableError: It could not.
+        UnavailableError: The reset failed.
     """
     uuids = ",".join(gpu.uuid or "" for gpu in gpus)
     try:
         done = run_unrecorded("nvidia-smi", "--gpu-reset", "-i", uuids, timeout=LIMIT_S)
     except NotReachedError as error:
         raise UnavailableError(
-            f"nvidia-smi --gpu-reset: {error}", hint="dmesg; reboot the machine"
+            f"nvidia-smi --gpu-reset: {error}", hint="read `dmesg`, then reboot the machine"
         ) from error
     output = re.sub(r"\s*\n\s*", "; ", (done["out"] + done["err"]).strip())
     if done["rc"] != 0:
         raise UnavailableError(
-            f"nvidia-smi --gpu-reset -i {uuids} ends with {done['rc']}: {output}",
-            hint="what it names is in the way; dmesg has what the driver says",
+            f"nvidia-smi --gpu-reset -i {uuids} exits with {done['rc']}: {output}",
+            hint="end what it names; `dmesg` has the driver's messages",
         )
     _log_reset(gpus)
     return output
 
 
 def _log_reset(gpus: Sequence[Device]) -> None:
-    """Say in the kernel's log that GPUs were reset: what it says of them before has ended by that.
-
-    Drivers from branch 570 on log it themselves (Xid 154). Each write is one record (Linux,
-    Documentation/ABI/testing/dev-kmsg).
-    """
+    """Note in the kernel's log that GPUs were reset, so that their older faults count as cleared."""
+    # Drivers from branch 570 on log it themselves (Xid 154).
     for gpu in gpus:
-        if gpu.bus_id and Path(PCI, gpu.bus_id).exists():  # the kernel knows nothing of a simulated one
+        if gpu.bus_id and Path(PCI, gpu.bus_id).exists():  # not for simulated GPUs, which are on no bus
+            # <5> is the priority notice; each write is one record (Linux,
+            # Documentation/ABI/testing/dev-kmsg).
             line = f"<5>{RESET_NOTE.format(address=gpu.bus_id.rpartition('.')[0])}"
             with contextlib.suppress(OSError), Path(KERNEL_LOG).open("w", encoding="ascii") as log:
                 log.write(line + "\n")

@@ -1,8 +1,9 @@
-"""The rules about GPUs: the suite's checks (tests/host), and `gpukiln-gpu health` on the node.
+"""The rules about GPUs, for the checks of the host suite (tests/host) and for `gpukiln-gpu health` on a node.
 
-A rule is a function of the facts (`gpukiln.probe.gather`). It returns what it measured, for people; an
-AssertionError is a failure, a NotReportedError says that no GPU reports what it needs (the outcome
-not_run), a NotReachedError that nothing is known of it (not_reached).
+A rule is a function of the facts (`gpukiln.probe.gather`). It returns what it measured, in words. It raises
+an
+AssertionError for a failure, a NotReportedError where no GPU reports what it needs (outcome not_run), and a
+NotReachedError where the facts are missing (outcome not_reached).
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from gpukiln.gpus.nvlinks import GpuLinks, comparable_groups, link_mismatch
 from gpukiln.probe.base import NotReachedError, NotReportedError, require_reached
 from gpukiln.probe.nvml import address
 
-MAX_NAMED = 3  # findings that a failure names
+MAX_NAMED = 3  # findings in the text of a failure
 
 
 class FaultError(AssertionError):
     """A check failed by faults of GPUs.
 
     Args:
-        findings: What was found, at least one.
-        message: All of it for people; empty: the first one's message.
+        findings: At least one.
+        message: A text for all of them; empty for the message of the first.
     """
 
     def __init__(self, *findings: Finding, message: str = "") -> None:
@@ -51,14 +52,14 @@ class FaultError(AssertionError):
 
 @dataclass(frozen=True)
 class HealthRule:
-    """One thing that must be true of GPUs.
+    """A condition that healthy GPUs fulfil.
 
     Args:
         id: Of the check.
-        title: What is true when it holds.
-        fix: What to do when it does not.
-        evaluate: Given the facts, and what else it asks for. Raises `FaultError` with what it found; another
-            AssertionError says that NVML gave an error in a value's place.
+        title: The condition in words.
+        fix: The remedy.
+        evaluate: Given the facts, and what else the rule needs. Raises `FaultError` with its findings; any
+            other AssertionError means that NVML could not read a value.
     """
 
     id: str
@@ -81,7 +82,7 @@ def _require_none(facts: Facts, *ids: str) -> None:
 
 
 def _fix(*ids: str) -> str:
-    """What the table says of faults, for the catalogue of checks."""
+    """Meaning and remedy of faults from the table, as the fix of a check."""
     return (
         ". ".join(f"{FAULTS[id].text[0].upper()}{FAULTS[id].text[1:]}: {FAULTS[id].remedy}" for id in ids)
         + "."
@@ -89,10 +90,10 @@ def _fix(*ids: str) -> str:
 
 
 def _nvml(facts: Facts, simulated: bool) -> str:
-    """All GPUs of the bus answer.
+    """Every GPU on the bus answers.
 
     Args:
-        simulated: Whether they are on no bus.
+        simulated: Whether the GPUs are simulated, which are on no bus.
     """
     try:
         return _all_listed(facts, simulated)
@@ -104,7 +105,7 @@ def _all_listed(facts: Facts, simulated: bool) -> str:
     section, pci, smi = facts["nvml"], facts["gpus"]["pci"], require_reached(facts["gpus"].get("smi"))
     if not section["available"] and section["error"]:
         exits = f"; nvidia-smi exits {smi['rc']}" if smi else ""
-        raise AssertionError(f"NVML does not work: {section['error']['_error']}{exits}; wanted NVML")
+        raise AssertionError(f"NVML does not work: {section['error']['_error']}{exits}; wanted: it works")
     gpus = nvml_gpus(facts)
     listed = {address(read(g, "bus_id")) for g in gpus}
     there = listed if simulated else {p["address"].lower() for p in pci}
@@ -128,18 +129,17 @@ def _persistence(facts: Facts) -> str:
 def log_events(
     lines: Iterable[str], table: kernel_log.XidTable, *, live: bool
 ) -> tuple[list[kernel_log.KernelEvent], list[kernel_log.KernelEvent]]:
-    """What the kernel's log says: the events that count as a failure, the worst first, and the others.
-
-    A machine booted from an image has run nothing: there every Xid counts. An NVSwitch's that is not fatal is
-    seen on healthy machines.
+    """The events of the kernel's log: those that count as a failure, the most severe first; and the others.
 
     Args:
-        live: Whether the machine runs somebody's work.
+        live: Whether the machine runs users' programs.
     """
     serious: list[kernel_log.KernelEvent] = []
     others: list[kernel_log.KernelEvent] = []
     for event in kernel_log.events(lines, table):
         counts = event.severity(table) != "info" and event.is_known(table)
+        # A machine that was booted for verification has run no program that could cause an Xid. SXids that
+        # are not fatal occur on healthy machines.
         unprovoked = not live and not event.is_switch
         (serious if counts or unprovoked else others).append(event)
     serious.sort(key=lambda event: SEVERITIES.index(event.severity(table)))
@@ -154,11 +154,13 @@ def _xid(facts: Facts, table: kernel_log.XidTable, live: bool) -> str:
         raise FaultError(*(event.finding(table) for event in serious), message=text)
     gap = facts["gpus"].get("log_gap")
     if gap and facts["gpus"]["container"]:
-        raise NotReportedError(f"a container, which does not have all of the kernel's log: {gap}")
+        raise NotReportedError(f"this container can't read all of the kernel's log: {gap}")
     if gap:
-        raise NotReachedError(f"found no serious Xid in what could be read of the kernel's log: {gap}")
+        raise NotReachedError(f"found no serious Xid in the readable part of the kernel's log: {gap}")
     texts = [event.explain(table) for event in others]
-    notes = [f"{len(others)} that blame no hardware: {' | '.join(texts[:3])}"] if others else []
+    notes = (
+        [f"{len(others)} events that do not blame the hardware: {' | '.join(texts[:3])}"] if others else []
+    )
     notes += [lost] if (lost := facts["gpus"].get("log_lost")) else []
     return "; ".join(notes)
 
@@ -174,12 +176,12 @@ def _ecc(facts: Facts) -> str:
         notes += [f"{label(gpu)}: {corrected} corrected"] if corrected else []
         notes += [f"{label(gpu)}: {ever} uncorrected in its life"] if ever else []
     if not reported:
-        raise NotReportedError("not reported by any GPU: it has no ECC, or it is a virtual one")
+        raise NotReportedError("not reported by any GPU: they have no ECC, or are virtual")
     return "; ".join(notes)
 
 
 def _memory_repair(facts: Facts) -> str:
-    """Rows are remapped from Ampere on; before that pages were retired."""
+    """No memory repair is pending or failed: row remapping from Ampere on, retirement of pages before."""
     _require_none(facts, "remap-failed", "remap-pending", "pages-pending")
     notes, reported = [], False
     for gpu in nvml_gpus(facts):
@@ -188,7 +190,7 @@ def _memory_repair(facts: Facts) -> str:
         repaired = value(gpu, "remapped_rows_uncorrectable")
         notes += [f"{label(gpu)}: {repaired} rows remapped after uncorrectable errors"] if repaired else []
     if not reported:
-        raise NotReportedError("not reported by any GPU: its memory is not repaired, or it is a virtual one")
+        raise NotReportedError("not reported by any GPU: they have no memory repair, or are virtual")
     return "; ".join(notes)
 
 
@@ -197,7 +199,7 @@ def _throttle(facts: Facts) -> str:
     gpus = nvml_gpus(facts)
     silent = [label(gpu) for gpu in gpus if value(gpu, "clock_events") is None]
     if len(silent) == len(gpus):
-        raise NotReportedError("not reported by any GPU: a virtual one does not say why it is slow")
+        raise NotReportedError("not reported by any GPU: virtual GPUs do not report clock events")
     _require_none(facts, "thermal-slowdown", "hardware-slowdown")
     for gpu in gpus:
         seen.update(dict.fromkeys(value(gpu, "clock_events") or []))
@@ -205,12 +207,13 @@ def _throttle(facts: Facts) -> str:
 
 
 def _clocks(facts: Facts) -> str:
-    """A virtual GPU does not tell its clocks and temperatures: they are the hypervisor's."""
+    """Every GPU reports its clocks and is below its slowdown temperature."""
     _require_none(facts, "no-clock", "temperature-margin")
     hottest, silent, reported = [], [], False
     for gpu in nvml_gpus(facts):
         top, margin = value(gpu, "clock_sm_max_mhz"), thermal_margin(partial(value, gpu))
         reported = reported or top is not None or margin is not None
+        # A virtual GPU reports neither: clocks and temperatures are the hypervisor's.
         names = [name for name, reading in (("clock", top), ("temperature", margin)) if reading is None]
         silent += [f"{label(gpu)}: {' and '.join(names)} not reported"] if names else []
         now = value(gpu, "temperature_c")
@@ -221,15 +224,15 @@ def _clocks(facts: Facts) -> str:
 
 
 def _pcie_link(facts: Facts, copied: Mapping[str, Any]) -> str:
-    """Every link has its lanes, or a hypervisor that shows fewer.
+    """Every PCIe link has all of its lanes, unless a hypervisor shows fewer.
 
     Args:
-        copied: The section `cuda`; empty where nothing was copied.
+        copied: The section `cuda` of the facts; empty where nothing was copied.
     """
     gpus = nvml_gpus(facts)
     notes = [f"{label(gpu)}: not reported" for gpu in gpus if value(gpu, "pcie_width") is None]
     if len(notes) == len(gpus):
-        raise NotReportedError("not reported by any GPU: a virtual one's link is its host's")
+        raise NotReportedError("not reported by any GPU: the link of a virtual GPU is its host's")
     shown: dict[str, int] = {}
     virtual = facts["boot"].get("virtualization") or "none"
     for gpu in gpus:
@@ -238,7 +241,8 @@ def _pcie_link(facts: Facts, copied: Mapping[str, Any]) -> str:
     for gpu in gpus:
         width, widest = value(gpu, "pcie_width"), value(gpu, "pcie_width_max")
         narrow = lanes_missing(width, widest) is not None
-        # A virtual machine's link is what its hypervisor shows, the same for every GPU of a model or not.
+        # A virtual machine sees the link that its hypervisor emulates. That is no fault where all GPUs of the
+        # model show the same width, or where copies were faster than that width allows.
         refuted = copies_exceed_lanes(copied, str(read(gpu, "bus_id")), width) if narrow else ""
         same = width == shown[str(value(gpu, "name"))]
         if narrow and not (virtual != "none" and (same or refuted)):
@@ -253,11 +257,11 @@ def _pcie_link(facts: Facts, copied: Mapping[str, Any]) -> str:
 
 
 def _mig(facts: Facts) -> str:
-    """Where no role has said what is wanted, only the pending mode is examined."""
+    """MIG has the mode of /etc/gpukiln/expected.json; without that file only the pending mode is checked."""
     expected = facts["expected"]["mig"]
     if expected not in (None, "any", "enabled", "disabled"):
         raise AssertionError(
-            f"/etc/gpukiln/expected.json wants MIG {expected!r}, wanted there: enabled, disabled or any"
+            f"/etc/gpukiln/expected.json has MIG {expected!r}, wanted: enabled, disabled or any"
         )
     _require_none(facts, "mig-pending")
     notes = []
@@ -265,14 +269,20 @@ def _mig(facts: Facts) -> str:
         current = value(gpu, "mig_enabled")
         if expected not in (None, "any") and bool(current) != (expected == "enabled"):
             raise AssertionError(
-                f"{label(gpu)}: MIG is {onoff(current)}, wanted {expected}, as /etc/gpukiln/expected.json says"
+                f"{label(gpu)}: MIG is {onoff(current)}, wanted {expected} by /etc/gpukiln/expected.json"
             )
         notes += [f"{label(gpu)}: MIG is on"] if current else []
     return "; ".join(notes)
 
 
 def join_numbers(numbers: Iterable[Any]) -> str:
-    """Numbers, for people."""
+    """Numbers in words.
+
+    >>> join_numbers([0, 3, 4])
+    '0, 3, 4'
+    >>> join_numbers([])
+    ''
+    """
     return ", ".join(map(str, numbers))
 
 
@@ -281,7 +291,7 @@ def _nvlink_states(facts: Facts) -> str:
 
 
 def check_link_states(gpus: Sequence[Gpu]) -> list[str]:
-    """Notes on how many NVLinks are active: as many on each GPU of a group (`gpukiln.gpus.nvlinks`)."""
+    """Check that each GPU of a group has the same number of active NVLinks (nvlinks.py); returns notes."""
     whole = [gpu for gpu in gpus if not has_mig(gpu)]
     cards = []
     for gpu in whole:
@@ -300,16 +310,16 @@ def check_link_states(gpus: Sequence[Gpu]) -> list[str]:
         which = f"each {example.name}" if len(group) > 1 else example.label
         notes.append(f"{len(example.up)}{of} links on {which}")
     divided = [gpu["index"] for gpu in gpus if has_mig(gpu)]
-    return notes + ([f"MIG is on, links not judged: GPU {join_numbers(divided)}"] if divided else [])
+    return notes + ([f"MIG is on, links not checked: GPU {join_numbers(divided)}"] if divided else [])
 
 
 def _fabric(facts: Facts) -> str:
     _require_none(facts, "fabric-not-joined")
     joined = 0
     for gpu in nvml_gpus(facts):
-        if read(gpu, "fabric.state"):  # null or 0: it has none
-            if troubles := fabric_faults(gpu):
-                text = f"{label(gpu)}: the fabric reports {', '.join(troubles)}, wanted neither"
+        if read(gpu, "fabric.state"):  # null or 0: the GPU has no fabric
+            if problems := fabric_faults(gpu):
+                text = f"{label(gpu)}: the fabric reports {', '.join(problems)}, wanted none"
                 raise FaultError(FAULTS["fabric-not-joined"].finding(title(gpu), text))
             joined += 1
     return f"{joined} GPUs in the fabric" if joined else "no GPU has a fabric"
@@ -318,7 +328,7 @@ def _fabric(facts: Facts) -> str:
 NVML = HealthRule(
     "gpu.nvml",
     "NVML lists every GPU of the PCI bus, and none is lost",
-    "Lost GPU: reboot the machine, replace the GPU if it comes back. Missing library: install the "
+    "Lost GPU: reboot the machine, and replace the GPU if it happens again. Missing library: install the "
     "driver's libnvidia-ml1 in the module's version.",
     _nvml,
 )
@@ -331,31 +341,31 @@ PERSISTENCE = HealthRule(
 XID = HealthRule(
     "gpu.xid",
     "The kernel log of this boot has no Xid error that blames the machine",
-    "Each number's meaning and action are in the failure: reset or drain as it says, and replace a GPU "
+    "The failure has meaning and action of each number: reset or drain accordingly, and replace a GPU "
     "that repeats it.",
     _xid,
 )
 ECC = HealthRule(
     "gpu.ecc",
-    "ECC is as it will be after the next reset, and no uncorrected error happened since the last",
+    "The ECC mode does not change with the next reset, and no uncorrected error happened since the last",
     _fix("ecc-uncorrected", "ecc-pending"),
     _ecc,
 )
 MEMORY_REPAIR = HealthRule(
     "gpu.memory-repair",
-    "No GPU waits for a memory repair, and none failed",
+    "No memory repair of a GPU is pending or failed",
     _fix("remap-failed", "remap-pending", "pages-pending"),
     _memory_repair,
 )
 THROTTLE = HealthRule(
     "gpu.throttle",
-    "No GPU is slowed down by heat or power supply",
+    "Neither heat nor power supply slows down a GPU",
     _fix("thermal-slowdown", "hardware-slowdown"),
     _throttle,
 )
 CLOCKS = HealthRule(
     "gpu.clocks",
-    "Every GPU reports its clocks, and is cooler than where it slows down",
+    "Every GPU reports its clocks, and is cooler than its slowdown temperature",
     _fix("temperature-margin", "no-clock"),
     _clocks,
 )
@@ -367,22 +377,22 @@ PCIE_LINK = HealthRule(
 )
 MIG = HealthRule(
     "gpu.mig",
-    "MIG is as it will be after the next reset, and as the node's expectations say",
-    "Reset the GPU or reboot for a pending mode; `nvidia-smi -mig 0` or `1` where the other is wanted; "
-    "`gpu_bootstrap_mig` says what is wanted (role gpu_bootstrap, /etc/gpukiln/expected.json).",
+    "The MIG mode does not change with the next reset, and is the one that the node expects",
+    "Reset the GPU or reboot for a pending mode; set another mode with `nvidia-smi -mig 0` or `1`; "
+    "`gpu_bootstrap_mig` has the expected mode (role gpu_bootstrap, /etc/gpukiln/expected.json).",
     _mig,
 )
 NVLINK = HealthRule(
     "multi-gpu.nvlink",
-    "GPUs of one model have equally many active NVLinks, and some; their errors don't grow",
+    "GPUs of one model have the same number of active NVLinks, and at least one; their errors do not grow",
     _fix("nvlink-down"),
-    _nvlink_states,  # how errors grow takes two looks with work between them: the suite's check alone
+    _nvlink_states,  # growing errors need two samples with work in between: the check of the host suite only
 )
 FABRIC = HealthRule(
     "multi-gpu.fabric",
-    "Every GPU of an NVSwitch machine has joined the fabric, which calls itself healthy",
+    "Every GPU of an NVSwitch machine has joined the fabric, which reports itself as healthy",
     _fix("fabric-not-joined"),
     _fabric,
 )
 SINGLE_GPU_RULES = (NVML, XID, ECC, MEMORY_REPAIR, THROTTLE, CLOCKS, PCIE_LINK, MIG, PERSISTENCE)
-MULTI_GPU_RULES = (NVLINK, FABRIC)  # where there is more than one GPU
+MULTI_GPU_RULES = (NVLINK, FABRIC)  # run where the machine has more than one GPU

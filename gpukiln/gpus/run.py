@@ -1,4 +1,4 @@
-"""Runs a command under a lease: its GPUs are its own as long as anything of it lives."""
+"""Runs a command under a lease, which lasts as long as any process of the command."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gpukiln.gpus.leases import LeaseGrant, LeaseHolder, device_environment, mig
 from gpukiln.gpus.store import Lease, boot_clock
 
 INDEX = "index"
-NOT_FOUND, NOT_EXECUTABLE, TIMED_OUT = 127, 126, 124  # as env(1) and timeout(1) say it
-GRACE_S = 30.0  # between the signal that ends a job whose time is up and the one that it can't ignore
+NOT_FOUND, NOT_EXECUTABLE, TIMED_OUT = 127, 126, 124  # the exit codes of env(1) and timeout(1)
+GRACE_S = 30.0  # between SIGTERM and SIGKILL for a job whose time is up
 FORWARDED_SIGNALS = (
     signal.SIGHUP,
     signal.SIGINT,
@@ -28,7 +28,9 @@ FORWARDED_SIGNALS = (
     signal.SIGWINCH,
     signal.SIGCONT,
 )
-SI_KERNEL = 0x80  # si_code SI_KERNEL (sigaction(2)): a terminal sends it to the job as well
+# si_code of a signal from the terminal (sigaction(2)): the kernel sends it to the whole foreground group, so
+# the job has it already.
+SI_KERNEL = 0x80
 
 
 def run_and_release(
@@ -41,18 +43,20 @@ def run_and_release(
     image: str = "",
     ids: str = "uuid",
 ) -> int:
-    """Run a command under a lease that was granted for it, and release it; returns its exit code.
+    """Run a command under a lease that was granted for it, then release it; returns the exit code.
 
     Args:
-        ids: uuid or index: what names the GPUs to the command.
+        ids: uuid or index: how the command's environment names the GPUs.
     """
     lease, started = granted.lease, False
     try:
         environment = {**os.environ, "GPUKILN_LEASE": lease.id}
         if engine and "CUDA_VISIBLE_DEVICES" not in granted.environment:
-            raise IncompatibleError(f"--{engine} is not for amd yet", hint="run it without a container")
+            raise IncompatibleError(
+                f"--{engine} does not support AMD's GPUs yet", hint="run the command without a container"
+            )
         if engine:
-            from gpukiln.gpus.engines import container_command  # noqa: PLC0415 - needs no engine as a rule
+            from gpukiln.gpus.engines import container_command  # noqa: PLC0415 - most runs need no engine
 
             argv = container_command(granted, engine, image, command)
         else:
@@ -70,22 +74,24 @@ def run_and_release(
 
 
 def _end_container(lease: Lease) -> None:
-    """Its first process ignores a SIGTERM that it does not handle, and outlives the engine's command."""
-    from gpukiln.gpus.engines import kill_container  # noqa: PLC0415 - needs no engine as a rule
+    """Kill the container of a job whose time is up."""
+    # The first process of a container ignores a SIGTERM that it does not handle (pid_namespaces(7)), so it
+    # outlives the engine's command.
+    from gpukiln.gpus.engines import kill_container  # noqa: PLC0415 - most runs need no engine
 
     try:
         kill_container(lease)
     except UnavailableError as error:
-        print(f"error: its container may go on: {error.message}", file=sys.stderr)
+        print(f"error: the container may still run: {error.message}", file=sys.stderr)
 
 
 def _release(leases: AnyLeases, lease: Lease, who: LeaseHolder, *, contained: bool) -> None:
     if contained and leases.container_runs(lease):
-        print(f"{lease.id} goes on: its container still runs", file=sys.stderr)
+        print(f"{lease.id} stays active: its container still runs", file=sys.stderr)
         return
     if leases.is_running(lease):
-        # What the command started outlives it, and has its GPUs.
-        print(f"{lease.id} goes on: something that the command started still runs", file=sys.stderr)
+        # A process that the command started has inherited the lock and still uses the GPUs.
+        print(f"{lease.id} stays active: a process that the command started still runs", file=sys.stderr)
         return
     leases.release(lease, who, force=True, energy=leases.energy_counters([lease]))
 
@@ -98,16 +104,20 @@ def run_in_lease(
     limit_s: float | None,
     ids: str = "uuid",
 ) -> int:
-    """Run a command under a lease that there is already; it stays.
+    """Run a command under an existing lease, which stays active.
 
     Args:
-        ids: As of `under`.
+        ids: As for `run_and_release`.
     """
     lease = leases.find(name)
     if lease is None:
-        raise UsageError(f"--lease {name}: there is no such lease", hint="`gpukiln-gpu leases` lists them")
+        raise UsageError(
+            f"--lease {name}: there is no such lease", hint="`gpukiln-gpu leases` lists the active ones"
+        )
     if not leases.is_owner(lease, who):
-        raise RefusedError(f"{lease.id} is {lease.user}'s", hint="lease some of your own: leave --lease out")
+        raise RefusedError(
+            f"{lease.id} belongs to {lease.user}", hint="leave --lease out to lease GPUs of your own"
+        )
     indices = None
     if ids == INDEX:
         indices = {
@@ -141,8 +151,9 @@ def _run(
     environment: dict[str, str],
     descriptors: tuple[int, ...],
 ) -> int:
-    """Run it, pass signals on, end it when its time is up; returns its exit code."""
+    """Start a job, forward signals to it, end it when its time is up; returns its exit code."""
     watched = {*FORWARDED_SIGNALS, signal.SIGCHLD}
+    # Blocked before the job starts, so that no signal gets lost between its start and `_wait`.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
         try:
@@ -163,7 +174,7 @@ def _run(
 
 
 def _wait(job: subprocess.Popen[bytes], ends_boot: float | None, watched: set[signal.Signals]) -> int:
-    """The exit code of a job; 128 and the signal's number where one ended it, 124 where its time was up."""
+    """Wait for a job; returns its exit code, 128 plus the signal that ended it, or 124 for a timeout."""
     late = False
     while True:
         code = job.poll()
@@ -173,7 +184,7 @@ def _wait(job: subprocess.Popen[bytes], ends_boot: float | None, watched: set[si
         if ends_boot is not None:
             left = max(ends_boot - boot_clock(), 0.0)
             if left == 0.0:
-                print("error: its time is up (--for, or the holder's limit)", file=sys.stderr)
+                print("error: the time of the lease is over (--for, or the user's limit)", file=sys.stderr)
                 job.send_signal(signal.SIGKILL if late else signal.SIGTERM)
                 late, ends_boot = True, boot_clock() + GRACE_S
                 continue

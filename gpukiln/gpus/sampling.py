@@ -1,7 +1,7 @@
-"""Watches GPUs: one child process holds NVML and samples tick after tick, whatever hangs or is lost.
+"""Samples GPUs for `watch`: one child process holds NVML and samples at each tick; GPUs may hang or get lost.
 
-Ticks are planned on the clock that is never set. One that begins late says by how much; one whose time was
-up before its turn came is missed and counted, never made up for.
+Ticks are planned on the monotonic clock. A late tick records its delay. A tick that could not begin before
+the next one is missed: it is counted and not repeated.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from gpukiln.probe.child import Hang, Send, SlowCall, in_child
 from gpukiln.probe.nvml import CRASHED, HUNG, SLOW, Nvml, current_values
 from gpukiln.probe.nvml_values import is_error, usage
 
-START_S = 120.0  # for NVML to start, see gpukiln.probe.nvml
-STUCK_S, GPU_S = 10.0, 30.0  # for one GPU, without progress and with; then the others are sampled on
-LATE_S = 0.05  # from so much on a tick is told to be late
-RESTARTS = 3  # of a child that ends for no GPU's sake
+START_S = 120.0  # for NVML to start, as in gpukiln.probe.nvml
+# A GPU may take this long without progress in the kernel, and with progress; then only the others are
+# sampled.
+STUCK_S, GPU_S = 10.0, 30.0
+LATE_S = 0.05  # a tick with a longer delay counts as late
+RESTARTS = 3  # of a child process that ended without a GPU as the cause
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A GPU at one tick: the fields of a `Device` that move, by its names.
-
-    Not a `Device`: a line of a watch would have sixty more fields, all of them null.
+    """A GPU at one tick: the fields of a `Device` that change over time, under the same names.
 
     Args:
-        index: The driver's number.
-        clock_events: Why clocks are lower than they could be, as NVML names it.
+        index: The driver's number of the GPU.
+        clock_events: Reasons for lowered clocks, as NVML names them.
         energy_joules: Since the driver was loaded.
-        error: Why nothing could be read: GPU_IS_LOST, HUNG, SLOW or NVML's other word; null as a rule.
-        unavailable: Field to the reason why it is null.
+        error: Why nothing could be read: GPU_IS_LOST, HUNG, SLOW or another code; null where it was read.
+        unavailable: By field, the reason why it is null.
     """
 
     uuid: str
@@ -57,12 +57,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Tick:
-    """All GPUs at one time.
+    """A sample of all GPUs.
 
     Args:
-        number: From 0, as planned: a number that is not there was missed.
-        at_s: Since the watch began, on the clock that is never set.
-        late_s: By how much it began after its time.
+        number: In the plan, from 0; missing numbers are missed ticks.
+        at_s: Seconds since the start of the watch, on the monotonic clock.
+        late_s: Its delay.
         taken_at: RFC 3339, UTC.
     """
 
@@ -75,12 +75,12 @@ class Tick:
 
 @dataclass(frozen=True)
 class WatchEvent:
-    """What happened to a GPU, or to who asks it, meanwhile.
+    """An event of a watch: of a GPU, or of the process that samples.
 
     Args:
         at_s: Since the watch began.
-        device: UUID; null where it is about none.
-        name: lost, hung, slow, back, or failed: who asked NVML ended.
+        device: UUID; null for an event of the sampling process.
+        name: lost, hung, slow, back (it answers again), or failed (the sampling process ended).
     """
 
     at_s: float
@@ -91,12 +91,12 @@ class WatchEvent:
 
 @dataclass
 class WatchRecord:
-    """What a watch has seen so far.
+    """The record of a watch.
 
     Args:
-        interval_s: Between ticks, as planned.
-        planned: Ticks whose time has come.
-        began: On the clock that is never set.
+        interval_s: Planned time between ticks.
+        planned: Number of ticks that were due by now.
+        began: On the monotonic clock.
     """
 
     interval_s: float
@@ -107,22 +107,22 @@ class WatchRecord:
 
     @property
     def missed(self) -> int:
-        """Ticks whose time came, and that nothing was sampled at."""
+        """The number of due ticks without a sample."""
         return self.planned - len(self.ticks)
 
     @property
     def late(self) -> int:
-        """Ticks that began late."""
+        """The number of late ticks."""
         return sum(1 for tick in self.ticks if tick.late_s > LATE_S)
 
     @property
     def lasted_s(self) -> float:
-        """For how long it was watched; a tick stands for the time until the next one."""
+        """The length of the watch; each tick counts for one interval."""
         return duration_of(self.ticks, self.interval_s)
 
 
 def duration_of(ticks: Sequence[Tick], interval_s: float) -> float:
-    """Seconds from the time of the first tick on, the last one's interval included."""
+    """Seconds from the first tick to the end of the last tick's interval."""
     return round((ticks[-1].number - ticks[0].number + 1) * interval_s, 3) if ticks else 0.0
 
 
@@ -132,13 +132,13 @@ def watch(
     duration_s: float,
     each: Callable[[Tick], None] | None = None,
 ) -> None:
-    """Sample GPUs until the time is up.
+    """Sample GPUs until the end of the watch.
 
     Args:
-        gpus: UUID to index.
-        record: Filled tick by tick, so what was seen is there whatever ends the watch.
-        duration_s: 0: without an end.
-        each: Given every tick as it comes.
+        gpus: Indices by UUID.
+        record: Gets every tick at once, so that it is complete whatever ends the watch.
+        duration_s: 0 for no end.
+        each: Called with every tick.
     """
     hung: dict[str, str] = {}
     count = max(round(duration_s / record.interval_s), 1) if duration_s else 0
@@ -170,9 +170,9 @@ def watch(
         if each is not None:
             each(tick)
 
-    def work(tell: Send) -> None:
+    def work(send: Send) -> None:
         asked = [uuid for uuid in gpus if uuid not in hung]
-        _sample_all(tell, asked, began, record.interval_s, number, count)
+        _sample_all(send, asked, began, record.interval_s, number, count)
 
     try:
         while not count or number < count:
@@ -182,7 +182,7 @@ def watch(
                 record.planned = max(record.planned, count)
                 break
             passed = round(time.monotonic() - record.began, 3)
-            if at and at not in hung:  # the others are sampled on without it
+            if at and at not in hung:  # the next child samples the other GPUs
                 hung[at] = (
                     SLOW if isinstance(ended, SlowCall) else HUNG if isinstance(ended, Hang) else CRASHED
                 )
@@ -193,12 +193,14 @@ def watch(
             if restarts > RESTARTS or len(hung) == len(gpus):
                 break
     finally:
-        came = int((time.monotonic() - record.began) / record.interval_s)  # the one in hand is not counted
+        came = int(
+            (time.monotonic() - record.began) / record.interval_s
+        )  # without the tick that was interrupted
         record.planned = max(record.planned, min(came, count) if count else came)
 
 
 def _note_changes(tick: Tick, gone: dict[str, str], hung: dict[str, str], events: list[WatchEvent]) -> None:
-    """Append what has become of GPUs since the tick before."""
+    """Append the changes of GPUs since the previous tick."""
     for sample in tick.samples:
         if sample.uuid in hung:
             continue
@@ -212,12 +214,12 @@ def _note_changes(tick: Tick, gone: dict[str, str], hung: dict[str, str], events
             del gone[sample.uuid]
 
 
-# What is read of a GPU at each tick: the fields of a device that move.
+# The fields of a device that are read at each tick.
 FIELDS = tuple(field.name for field in fields(Sample) if field.name in gpu_facts.FIELDS)
 
 
 def _sample(row: dict[str, Any], index: int) -> Sample:
-    """What the child said of a GPU, with a reason for each null."""
+    """A GPU's sample from the message of the child, with a reason for each null."""
     gpu = row["gpu"]
     values, unavailable = ({}, {}) if row["error"] else values_of(gpu, FIELDS)
     error = row["error"] or lost_reason(unavailable)
@@ -227,45 +229,46 @@ def _sample(row: dict[str, Any], index: int) -> Sample:
 
 
 def _sample_all(
-    tell: Send, uuids: Sequence[str], began: float | None, interval_s: float, number: int, count: int
+    send: Send, uuids: Sequence[str], began: float | None, interval_s: float, number: int, count: int
 ) -> None:
     """Sample until the last tick; runs in the child process.
 
     Args:
-        began: When the watch did; None: now, for what the driver takes to start is no part of it.
-        number: Of the first tick.
-        count: Of all ticks, 0 for no end.
+        began: Start of the watch; None for the time when NVML has started.
+        number: Of the first tick to sample.
+        count: Of all ticks; 0 for no end.
     """
-    tell(at="NVML's start", limit=START_S)
+    send(at="NVML's start", limit=START_S)
     nvml = Nvml()
     nvml.pynvml.nvmlInit()
     handles: dict[str, Any] = {}
     if began is None:
         began = time.monotonic()
-        tell(start=began)
+        send(start=began)
     parent, sampled = os.getppid(), False
     while not count or number < count:
         number = max(number, int((time.monotonic() - began) / interval_s))
         if count and number >= count:
             if sampled:
                 break
-            number = count - 1  # one look there is, however late
+            number = count - 1  # a watch has one sample at least
         due = began + number * interval_s
-        tell(at="the next tick", limit=max(due - time.monotonic(), 0) + GPU_S)
+        send(at="the next tick", limit=max(due - time.monotonic(), 0) + GPU_S)
         time.sleep(max(due - time.monotonic(), 0))
+        # The program was killed: nobody reads the samples.
         if os.getppid() != parent:
             return
         at, rows = time.monotonic(), []
         taken_at = now()
         for uuid in uuids:
-            tell(at=f"GPU {uuid}", limit=GPU_S, uuid=uuid)
+            send(at=f"GPU {uuid}", limit=GPU_S, uuid=uuid)
             rows.append(_row(nvml, uuid, handles))
-        tell(tick=number, began=at, late=at - due, taken_at=taken_at, rows=rows, uuid="")
+        send(tick=number, began=at, late=at - due, taken_at=taken_at, rows=rows, uuid="")
         number, sampled = number + 1, True
 
 
 def _row(nvml: Nvml, uuid: str, handles: dict[str, Any]) -> dict[str, Any]:
-    """What NVML says of one GPU now: {uuid, error, gpu: that part of the collector's facts which moves}."""
+    """A GPU now: {uuid, error, gpu: the changing part of the collector's facts}."""
     handle = handles.get(uuid)
     if handle is None:
         handle = nvml.ask("nvmlDeviceGetHandleByUUID", uuid)

@@ -1,4 +1,4 @@
-"""Which GPUs a request gets, and for each one why it was or was not taken."""
+"""Which GPUs a request gets, with the reason why each was or was not selected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpukiln.gpus.model import Device, Driver, GpuProcess
 from gpukiln.gpus.topology import describe, linked_groups, rank
 
 EXCLUSIVE, SHARED = "exclusive", "shared"
-RESERVE_MIB = 512  # of each shared GPU for contexts, which take memory that no budget counts
+RESERVE_MIB = 512  # of each shared GPU, for CUDA contexts: their memory is in no budget
 COMPARISONS = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -26,22 +26,22 @@ COMPARISONS = {
 
 @dataclass(frozen=True)
 class DeviceRequest:
-    """What somebody wants.
+    """A request for devices.
 
     Args:
-        memory_mib: Of each device; of a shared one the budget, else the least that must be free.
-        models: Only these, by a part of their names; empty for any.
-        prefer: The first of these that there is, before others.
-        capability: The least compute capability, such as (8, 0).
-        cuda: Comparisons with what the driver brings, such as ((">=", (12, 1)),).
-        devices: Only these, by UUID.
-        mig: A MIG device of this profile instead of a GPU; `any` for every profile.
-        linked: Whether several must be joined by NVLinks.
-        pack: Of shared ones, whether those are filled first that somebody has already.
-        ignore_unleased: Whether one counts as free on which somebody works without a lease.
-        counts: Kinds of processes that make a GPU busy; None: as the machine's configuration says.
-        repair: Whether it is to be kept from everybody while it is mended or cut anew: sick ones and those
-            with MIG on are taken too, before who waits, and nobody's limit counts them.
+        memory_mib: Of each device: the budget in mode shared, else the memory that must be free.
+        models: Words of the names of acceptable models; empty for any.
+        prefer: Models to select first, the most preferred first.
+        capability: The minimum compute capability, for example (8, 0).
+        cuda: Conditions on the driver's CUDA version, for example ((">=", (12, 1)),).
+        devices: Only these UUIDs.
+        mig: A profile: MIG devices in place of GPUs; `any` for every profile.
+        linked: Whether NVLinks must join every two devices.
+        pack: In mode shared, whether to fill devices that other leases share already.
+        ignore_unleased: Whether a device with processes without a lease counts as free.
+        counts: Kinds of processes that make a GPU busy; None for those of the machine's configuration.
+        repair: For a reset or a change of MIG: also selects sick GPUs and GPUs with MIG on, takes precedence
+            over waiting requests, and counts for no limit.
     """
 
     count: int = 1
@@ -62,13 +62,13 @@ class DeviceRequest:
 
 @dataclass(frozen=True)
 class DeviceClaims:
-    """What others have of a device.
+    """What active leases have of a device.
 
     Args:
-        exclusive: Whether somebody has it alone.
-        budget_mib: Sum of the budgets of those who share it.
-        holders: Who, for people.
-        reserved: Why it waits for somebody who asked before.
+        exclusive: Whether a lease has it exclusively.
+        budget_mib: Sum of the budgets of shared leases.
+        holders: The leases and their users, for people.
+        reserved: The waiting request for which it is reserved, in words; empty for none.
     """
 
     exclusive: bool = False
@@ -79,14 +79,14 @@ class DeviceClaims:
 
 @dataclass(frozen=True)
 class DeviceCandidate:
-    """What became of one device.
+    """A device in a selection.
 
     Args:
-        device: UUID; null of one that is lost and left no name.
-        taken: Whether it was chosen.
-        never: Why it can't serve this request on this machine.
-        not_now: Why it can't at the moment.
-        score: What it was compared by, the less the better, in words.
+        device: UUID; null for a lost GPU whose UUID is not known.
+        taken: Whether it was selected.
+        never: Why it can never serve this request.
+        not_now: Why it can't serve the request now.
+        score: The values by which it was compared, lower is better, in words.
     """
 
     device: str | None
@@ -100,13 +100,13 @@ class DeviceCandidate:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a request gets.
+    """The result of a selection.
 
     Args:
-        devices: Chosen; empty where it gets nothing.
-        possible: How many devices could ever serve it here.
-        free: How many could now.
-        why: What several have in common, or why there is nothing.
+        devices: The selected ones; empty where the request can't be served now.
+        possible: The devices that could ever serve it.
+        free: How many of them could serve it now.
+        why: How several are linked, or why none is selected.
     """
 
     devices: tuple[Device, ...]
@@ -117,17 +117,23 @@ class Selection:
 
 
 def parse_cuda_requirement(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Such as '>=12.1,<13'.
+    """Read conditions on a CUDA version.
+
+    >>> parse_cuda_requirement(">=12.1,<13")
+    (('>=', (12, 1)), ('<', (13,)))
+    >>> parse_cuda_requirement("12.4")
+    (('>=', (12, 4)),)
 
     Raises:
-        UsageError: It is none.
+        UsageError: The text is not a list of conditions.
     """
     comparisons = []
     for part in text.replace(" ", "").split(","):
         match = re.fullmatch(r"(>=|<=|==|>|<)?(\d+(?:\.\d+)?)", part)
         if match is None:
             raise UsageError(
-                f"--cuda {text!r} is no comparison of versions", hint="such as '>=12.1' or '>=12.1,<13'"
+                f"--cuda {text!r} is not a condition on a version",
+                hint="wanted: such as '>=12.1' or '>=12.1,<13'",
             )
         comparisons.append((match[1] or ">=", version_key(match[2])))
     return tuple(comparisons)
@@ -140,12 +146,13 @@ def select(
     driver: Driver,
     taken: Mapping[str, DeviceClaims],
 ) -> Selection:
-    """Choose devices; nothing is changed.
+    """Select devices for a request; changes nothing.
 
     Args:
-        taken: By UUID, what others have.
+        taken: The claims of active leases by UUID.
     """
     parents = {device.parent for device in devices if device.kind == "mig"}
+    # A GPU whose MIG devices are leased can't be leased as a whole, whatever its own claims are.
     pieces = {
         device.uuid: taken[device.uuid]
         for device in devices
@@ -158,25 +165,28 @@ def select(
         if device.kind == "gpu" and any(p.parent == device.uuid and p.uuid in pieces for p in devices):
             never = never or ["its MIG devices are leased"]
         rows.append((device, never, not_now))
+    # A request that these can't serve is refused at once (exit code 3); the others may wait (75).
     possible = tuple(device for device, never, _ in rows if not never)
     able = [device for device, never, not_now in rows if not never and not not_now]
     chosen: tuple[Device, ...] = ()
     why = ""
     if request.count > len(possible):
-        why = f"{len(possible)} of this machine's devices can ever serve it, {request.count} are wanted"
+        why = f"{len(possible)} of this machine's devices can serve it, wanted {request.count}"
     elif request.count > len(able):
-        why = (
-            f"{len(able)} of {len(possible)} devices that could serve it are free, {request.count} are wanted"
-        )
+        why = f"{len(able)} of the {len(possible)} devices that can serve it are free, wanted {request.count}"
     else:
+        # A single device has no links to compare: its score decides.
         groups = linked_groups(able, request.count) if request.count > 1 else ((device,) for device in able)
+        # One environment can't use both: CUDA_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES are for different
+        # libraries.
         groups = (group for group in groups if len({device.vendor for device in group}) == 1)
         if request.linked and request.count > 1:
             groups = (group for group in groups if rank(group)[0][0] > 0)
+        # min() keeps the first of equals: the lowest indices, for reproducible grants.
         best = min(groups, key=lambda group: _group_score(request, group, taken), default=None)
         if best is None:
             how = "joined by NVLinks" if request.linked else "of one vendor"
-            why = f"no {request.count} of the free devices are {how}"
+            why = f"no group of {request.count} free devices is {how}"
         else:
             chosen, why = tuple(best), describe(best) if request.count > 1 else ""
     considered = tuple(
@@ -197,7 +207,7 @@ def select(
 def _permanent_obstacles(
     request: DeviceRequest, device: Device, driver: Driver, parents: set[str | None]
 ) -> list[str]:
-    """Why a device can't serve a request as long as it is what it is."""
+    """Why a device can never serve a request."""
     reasons = []
     wants_mig = bool(request.mig)
     if device.kind == "mig":
@@ -206,15 +216,17 @@ def _permanent_obstacles(
                 f"it is a MIG device {device.profile}" + (f", wanted {request.mig}" if wants_mig else "")
             )
     elif wants_mig:
-        reasons.append("it is no MIG device")
+        reasons.append("it is not a MIG device")
     elif (device.mig_enabled or device.uuid in parents) and not request.repair:
-        reasons.append("MIG is on: its MIG devices are leased (--mig)")
+        reasons.append("MIG is on: lease its MIG devices with --mig")
     if request.devices and device.uuid not in request.devices:
-        reasons.append("another one was named")
+        reasons.append("the request names other devices")
     name = (device.name or "").lower()
     if request.models and device.readable and not any(_is_model(name, model) for model in request.models):
         reasons.append(f"it is {device.name}, wanted {' or '.join(request.models)}")
     total = device.memory_total_mib
+    # Two processes on one GPU have two CUDA contexts; with budgets up to the last MiB one of them would fail
+    # to start.
     reserve = RESERVE_MIB if request.mode == SHARED else 0
     if (
         request.memory_mib is not None
@@ -226,6 +238,7 @@ def _permanent_obstacles(
             + (f" and {reserve} in reserve" if reserve else "")
         )
     reasons += _cuda_obstacles(request, device, driver)
+    # No program can create a CUDA context on such a device (nvml.h, NVML_COMPUTEMODE_PROHIBITED).
     if device.compute_mode == "prohibited":
         reasons.append("its compute mode is prohibited")
     return reasons
@@ -234,7 +247,7 @@ def _permanent_obstacles(
 def _cuda_obstacles(request: DeviceRequest, device: Device, driver: Driver) -> list[str]:
     reasons = []
     if device.vendor != "nvidia" and (request.capability or request.cuda):
-        return ["it is no NVIDIA GPU, and has no CUDA"]
+        return ["it is not an NVIDIA GPU, so it has no CUDA"]
     if (
         request.capability
         and device.compute_capability
@@ -246,16 +259,21 @@ def _cuda_obstacles(request: DeviceRequest, device: Device, driver: Driver) -> l
         )
     for sign, version in request.cuda:
         if driver.cuda is None:
-            reasons.append("the driver's CUDA version is not told")
+            reasons.append("the driver does not report its CUDA version")
         elif not COMPARISONS[sign](version_key(driver.cuda), version):
-            reasons.append(
-                f"the driver brings CUDA {driver.cuda}, wanted {sign}{'.'.join(map(str, version))}"
-            )
+            reasons.append(f"the driver has CUDA {driver.cuda}, wanted {sign}{'.'.join(map(str, version))}")
     return reasons
 
 
 def _is_model(name: str, model: str) -> bool:
-    """Whether a name has all words of what was wanted: `a100`, `rtx pro 6000`, but l4 is not l40s."""
+    """Whether a name has all words of a model.
+
+    >>> _is_model("nvidia rtx pro 6000 blackwell", "RTX Pro 6000")
+    True
+    >>> _is_model("nvidia l40s", "L4")
+    False
+    """
+    # A100-SXM4-40GB and Tesla T4: a model is letters with a number; what follows is another word.
     words = re.findall(r"[a-z]+\d+[a-z]*|\w+", name)
     return all(word in words for word in re.findall(r"\w+", model.lower()))
 
@@ -263,7 +281,7 @@ def _is_model(name: str, model: str) -> bool:
 def _current_obstacles(
     request: DeviceRequest, device: Device, processes: Sequence[GpuProcess], taken: Mapping[str, DeviceClaims]
 ) -> list[str]:
-    """Why a device can't serve a request at the moment."""
+    """Why a device can't serve a request now."""
     if not device.readable:
         return [f"it can't be read: {device.error}"]
     if device.uuid is None:
@@ -280,6 +298,7 @@ def _current_obstacles(
         reasons.append(f"shared by {', '.join(has.holders)}")
     if has.reserved and not request.repair:
         reasons.append(has.reserved)
+    # Displays count only where the machine's configuration says so.
     counts = BUSY_KINDS if request.counts is None else request.counts
     mine = [
         p
@@ -289,8 +308,8 @@ def _current_obstacles(
     if mine and not request.ignore_unleased and not has.holders:
         who = ", ".join(_process_text(process) for process in mine)
         reasons.append(
-            f"busy without a lease: {who}; --ignore-unleased takes it, and [busy] counts in "
-            "/etc/gpukiln/gpus.toml says which kinds count"
+            f"busy without a lease: {who}; --ignore-unleased selects it, and [busy] counts in "
+            "/etc/gpukiln/gpus.toml has the kinds of processes that count"
         )
     if request.memory_mib is not None:
         if request.mode == SHARED:
@@ -301,7 +320,7 @@ def _current_obstacles(
                 - has.budget_mib
             )
             if request.memory_mib > free:
-                reasons.append(f"{free} MiB are not promised yet, wanted {request.memory_mib}")
+                reasons.append(f"{free} MiB are in no budget, wanted {request.memory_mib}")
         elif (
             not has.holders
             and device.memory_free_mib is not None
@@ -312,14 +331,14 @@ def _current_obstacles(
 
 
 def _process_text(process: GpuProcess) -> str:
-    """A process, its kind and whose it is, for a refusal."""
+    """A process with its kind and its user, for a message."""
     program = (process.command or "").split(" ")[0].rpartition("/")[2]
     whose = f"of {process.user}" if process.user else process.state
     return " ".join(word for word in (f"pid {process.pid}", program, f"({process.kind})", whose) if word)
 
 
 def _score(request: DeviceRequest, device: Device, taken: Mapping[str, DeviceClaims]) -> tuple[float, ...]:
-    """What one device is compared by; the less the better."""
+    """The values by which a device is compared; lower is better."""
     name = (device.name or "").lower()
     preferred = next(
         (n for n, model in enumerate(request.prefer) if _is_model(name, model)), len(request.prefer)
@@ -328,6 +347,7 @@ def _score(request: DeviceRequest, device: Device, taken: Mapping[str, DeviceCla
     shared = float(has.budget_mib if not request.pack else -has.budget_mib)
     return (
         float(preferred),
+        # A GPU with a warning still works, so it is selected only after the healthy ones.
         float(device.health != "ok"),
         shared,
         float(device.memory_used_mib or 0),
@@ -342,9 +362,11 @@ def _group_score(
     request: DeviceRequest, group: Sequence[Device], taken: Mapping[str, DeviceClaims]
 ) -> tuple[object, ...]:
     scores = sorted(_score(request, device, taken) for device in group)
+    # A group is as little preferred as its least preferred device.
     preferred = max(score[0] for score in scores)
     if len(group) == 1:
         return (preferred, (), tuple(scores))
+    # Links decide before load: a group with a slow link slows down every step of a job on several GPUs.
     (links, near, p2p), one_node = rank(group)
     return (preferred, (-links, -near, -p2p, not one_node), tuple(zip(*scores)))
 
@@ -355,7 +377,7 @@ def _score_words(request: DeviceRequest, device: Device, taken: Mapping[str, Dev
     if device.temperature_c is not None:
         words.append(f"{device.temperature_c} C")
     if request.mode == SHARED:
-        words.insert(0, f"{has.budget_mib} MiB promised")
+        words.insert(0, f"{has.budget_mib} MiB in budgets")
     if device.health != "ok":
         words.append(device.health)
     return ", ".join(words)

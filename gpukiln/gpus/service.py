@@ -1,11 +1,11 @@
-"""The service by which members of the group `gpu` lease: it runs as root, and what it keeps is root's alone.
+"""The root service through which members of the group `gpu` lease; only root can read and write its state.
 
-systemd starts it when somebody connects to its socket (role gpu_tools), which root and the group may open.
-Who asks is who the kernel says (SO_PEERCRED): no message names a user. One connection is one call, answered
-by a process of its own, so whoever waits or breaks something keeps nobody from the others. Such processes are
-started before there is a call: forking one and opening the database take longer than a grant does.
+systemd starts it when a program connects to its socket (role gpu_tools), which root and the group can open.
+The
+kernel names the caller (SO_PEERCRED): no message names a user. One connection is one call, and each call has
+a process of its own, so a call that waits or fails does not affect the others.
 
-A call is a line of JSON, `{"call": NAME, ...}`; the answers are lines too: `{"waiting": WHY}` and at last
+A call is a line of JSON, `{"call": NAME, ...}`. The answers are lines too: `{"waiting": WHY}`, then
 `{"answer": {...}}` with descriptors of locks, or `{"error": {...}}`.
 """
 
@@ -36,23 +36,25 @@ from gpukiln.gpus.processes import user_name
 from gpukiln.gpus.selection import EXCLUSIVE, SHARED, DeviceRequest
 from gpukiln.gpus.store import Lease, LeaseStore, lifeline_text
 
-FIRST_DESCRIPTOR = 3  # of those that systemd passes (sd_listen_fds(3))
-MAX_BYTES, MAX_TEXT, MAX_ITEMS = 1 << 16, 500, 64  # of a call; of a text and of a list in it
-READ_S, IDLE_S = 10.0, 300.0  # for a call to arrive; without a call, until the service ends
-MAX_CALLS, MAX_CALLS_PER_USER = 256, 32  # at one time, of all users and of each
-SPARE_PROCESSES = 2  # processes that are ready for a call
-DISCONNECT_CHECK_S = 1.0  # between looks whether somebody still waits
-ROOT_ONLY_FIELDS = ("repair", "counts")  # of a request: root's alone, and the machine's
+FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START (sd_listen_fds(3))
+MAX_BYTES, MAX_TEXT, MAX_ITEMS = 1 << 16, 500, 64  # of a call; of a text and of a list in a call
+READ_S, IDLE_S = 10.0, 300.0  # time for a call to arrive; time without a call after which the service ends
+MAX_CALLS, MAX_CALLS_PER_USER = 256, 32  # at the same time
+# Processes that wait for a call with the database open: forking one and opening the database take longer than
+# the grant itself.
+SPARE_PROCESSES = 2
+DISCONNECT_CHECK_S = 1.0  # between checks whether the caller of a waiting call is still connected
+ROOT_ONLY_FIELDS = ("repair", "counts")  # fields of a request that only root and the configuration set
 Answer = dict[str, Any]
 
 
 @dataclasses.dataclass
 class ServiceCall:
-    """One call, while it is answered.
+    """A call in progress.
 
     Args:
         line: The connection.
-        who: Who asks.
+        who: The caller.
         arguments: Of the call.
     """
 
@@ -62,11 +64,11 @@ class ServiceCall:
     checked_at: float = 0.0
 
     def waiting(self, why: str) -> None:
-        """Say why there is no answer yet."""
+        """Send the caller the reason why it waits."""
         _send(self.line, {"waiting": why})
 
     def is_abandoned(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Whether the caller has closed the connection."""
         if time.monotonic() - self.checked_at < DISCONNECT_CHECK_S:
             return False
         self.checked_at = time.monotonic()
@@ -77,10 +79,10 @@ class ServiceCall:
             return True
 
     def text(self, name: str) -> str:
-        """An argument that is text.
+        """A text argument.
 
         Raises:
-            UsageError: It is none, or longer than allowed.
+            UsageError: It is not a text, or too long.
         """
         value = self.arguments.get(name, "")
         if not isinstance(value, str) or len(value) > MAX_TEXT:
@@ -88,7 +90,7 @@ class ServiceCall:
         return value
 
     def number(self, name: str) -> float | None:
-        """An argument that is a number of 0 or more, or None."""
+        """A numeric argument of 0 or more; None where it is null."""
         value = self.arguments.get(name)
         if value is None:
             return None
@@ -97,22 +99,24 @@ class ServiceCall:
         return float(value)
 
     def whole(self, name: str) -> int:
-        """An argument that is a whole number of 0 or more."""
+        """An argument that is an integer of 0 or more."""
         value = self.number(name)
         if value is None or value != int(value):
             raise _argument_error(name, self.arguments.get(name), "a whole number")
         return int(value)
 
     def lease(self, leases: Leases) -> Lease:
-        """The lease that is meant.
+        """The lease that the call names.
 
         Raises:
-            UsageError: It does not hold.
+            UsageError: It is not an active lease.
         """
         number = self.whole("lease")
         held = leases.find(str(number))
         if held is None:
-            raise UsageError(f"there is no lease L-{number}", hint="`gpukiln-gpu leases` lists them")
+            raise UsageError(
+                f"there is no lease L-{number}", hint="`gpukiln-gpu leases` lists the active ones"
+            )
         return held
 
 
@@ -125,10 +129,10 @@ def _is_sane(value: float) -> bool:
 
 
 def request_of(data: Any) -> DeviceRequest:
-    """A request as a call has it.
+    """Read the request of a call.
 
     Raises:
-        UsageError: A part is of another kind than it should be.
+        UsageError: A field has a wrong type or value.
     """
     if not isinstance(data, dict):
         raise _argument_error("request", data, "an object")
@@ -136,9 +140,10 @@ def request_of(data: Any) -> DeviceRequest:
     values = {}
     for name, value in data.items():
         kind = known.get(name, "")
+        # Null and false are the defaults, which a client of the same version sends for every field.
         if name in ROOT_ONLY_FIELDS or not kind:
             if value not in (None, False):
-                raise _argument_error(name, value, "nothing: it is not a member's to say")
+                raise _argument_error(name, value, "nothing: only root sets it")
         elif value is not None or "None" not in kind:
             values[name] = _typed_value(name, value, kind)
     if values.get("mode", EXCLUSIVE) not in (EXCLUSIVE, SHARED) or values.get("count", 1) < 1:
@@ -147,7 +152,7 @@ def request_of(data: Any) -> DeviceRequest:
 
 
 def _typed_value(name: str, value: Any, kind: str) -> Any:
-    """A part of a request, of the type of that field."""
+    """A value of a request, with the type of its field."""
     if kind.startswith("tuple[tuple"):
         return tuple(_comparison(item) for item in _list(name, value))
     if kind.startswith("tuple"):
@@ -190,7 +195,7 @@ def _queue(leases: Leases, _: ServiceCall) -> Answer:
 
 
 def _ledger(leases: Leases, _: ServiceCall) -> Answer:
-    leases.current()  # what ended unseen is in the ledger from here on
+    leases.current()  # moves ended leases to the ledger
     return {"uses": leases.ledger()}
 
 
@@ -232,7 +237,7 @@ def _release(leases: Leases, call: ServiceCall) -> Answer:
     force = call.arguments.get("force") is True
     done = leases.release(lease, call.who, force=force, energy=leases.energy_counters([lease]))
     if done and not leases.is_owner(lease, call.who):
-        text = f"gpukiln-gpu: {call.who.user} took {lease.id} away from {lease.user}"
+        text = f"gpukiln-gpu: {call.who.user} has ended {lease.id} of {lease.user}"
         syslog.syslog(syslog.LOG_NOTICE, text)
     return {"released": done}
 
@@ -246,9 +251,9 @@ def _began(leases: Leases, call: ServiceCall) -> Answer:
     try:
         owner = Path("/proc", str(pid)).stat().st_uid
     except OSError:
-        owner = None  # it has ended already
+        owner = None  # the process has already ended
     if not leases.is_owner(lease, call.who) or owner not in (None, call.who.uid):
-        raise RefusedError(f"{lease.id} or process {pid} is somebody else's")
+        raise RefusedError(f"{lease.id} or process {pid} belongs to another user")
     if owner is not None:
         leases.set_job(lease, pid)
     return {}
@@ -267,7 +272,7 @@ def _is_running(leases: Leases, call: ServiceCall) -> Answer:
 def _share(leases: Leases, call: ServiceCall) -> tuple[int, ...]:
     lease = call.lease(leases)
     if not leases.is_owner(lease, call.who):
-        raise RefusedError(f"{lease.id} is {lease.user}'s", hint="lease some of your own")
+        raise RefusedError(f"{lease.id} belongs to {lease.user}", hint="lease GPUs of your own")
     return leases.share(lease)
 
 
@@ -310,7 +315,7 @@ def answer(line: socket.socket, make: Callable[[], Leases] = Leases) -> None:
             }
             try:
                 _send(line, {"answer": data}, descriptors)
-            except OSError:  # who asked is gone: a job's locks go with these descriptors, another lease stays
+            except OSError:  # the caller is gone: nothing else would end its lease
                 with contextlib.suppress(GpukilnError):
                     leases.release(result.lease, call.who, force=True)
         elif isinstance(result, tuple):
@@ -321,22 +326,24 @@ def answer(line: socket.socket, make: Callable[[], Leases] = Leases) -> None:
     except GpukilnError as error:
         _refuse(line, error)
     except (OSError, ValueError, RecursionError) as error:
-        _refuse(line, UnavailableError(f"the service of leases: {error}"))
+        _refuse(line, UnavailableError(f"the lease service: {error}"))
     finally:
         for number in descriptors:
             os.close(number)
 
 
 def peer(line: socket.socket) -> LeaseHolder:
-    """Who is at the other end, as the kernel says (unix(7), SO_PEERCRED).
+    """The caller at the other end of a connection, from the kernel (unix(7), SO_PEERCRED).
 
     Raises:
-        RefusedError: A process of another namespace, whose number means nothing here.
+        RefusedError: The caller is in another PID namespace, so its PID is unknown here.
     """
     size = struct.calcsize("3i")
     pid, uid, _gid = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     if pid <= 0:
-        raise RefusedError("who asks is in another namespace of process ids", hint="lease on the host")
+        raise RefusedError(
+            "the caller is in another PID namespace", hint="lease on the host, not in a container"
+        )
     return LeaseHolder(user_name(uid), uid, pid=pid)
 
 
@@ -344,7 +351,7 @@ def _read(line: socket.socket) -> dict[str, Any]:
     """The call.
 
     Raises:
-        UsageError: It is none, or too long.
+        UsageError: It is not a call, or too long.
     """
     until, data = time.monotonic() + READ_S, b""
     while b"\n" not in data:
@@ -352,14 +359,16 @@ def _read(line: socket.socket) -> dict[str, Any]:
         more = line.recv(MAX_BYTES)
         data += more
         if not more or len(data) > MAX_BYTES:
-            raise UsageError("no call", hint=f"one line of JSON, {MAX_BYTES} bytes at most")
+            raise UsageError(
+                "the connection has no call", hint=f"wanted: one line of JSON of at most {MAX_BYTES} bytes"
+            )
     line.settimeout(READ_S)
     try:
         call = parsing.parse_json(data.partition(b"\n")[0])
     except ValueError as error:
-        raise UsageError(f"a call that is no JSON: {str(error)[:80]}") from None
+        raise UsageError(f"the call is not JSON: {str(error)[:80]}") from None
     if not isinstance(call, dict):
-        raise UsageError("a call that is no object")
+        raise UsageError("the call is not a JSON object")
     return call
 
 
@@ -368,7 +377,7 @@ def _send(line: socket.socket, message: dict[str, Any], descriptors: tuple[int, 
     if descriptors:
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
         data = data[line.sendmsg([data], [rights]) :]
-    if data:  # what was sent whole may have been read, and the line closed
+    if data:  # nothing is left where sendmsg() sent all: the caller may have closed the connection by now
         line.sendall(data)
 
 
@@ -379,7 +388,7 @@ def _refuse(line: socket.socket, error: GpukilnError) -> None:
         "hint": error.hint,
         "details": list(error.details),
     }
-    with contextlib.suppress(OSError):  # who asked is gone
+    with contextlib.suppress(OSError):  # the caller has closed the connection
         _send(line, {"error": data})
 
 
@@ -388,10 +397,10 @@ def _refuse(line: socket.socket, error: GpukilnError) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class SpareProcess:
-    """A process that is ready for a call, and ends where it gets none.
+    """A process that waits for a call; it ends with the service.
 
     Args:
-        line: By which it gets the connection.
+        line: The socket over which it gets the connection.
     """
 
     pid: int
@@ -405,15 +414,15 @@ def serve(
     store: Callable[[], LeaseStore] = LeaseStore,
     make: Callable[[LeaseStore | None], Leases] = Leases,
 ) -> None:
-    """Answer calls until there were none for some time; systemd starts it again with the next one.
+    """Answer calls until there was none for some time; systemd starts the service again for the next one.
 
     Args:
-        idle_s: How long nobody may call before it ends.
-        store: Opens the database, before there is a call.
-        make: The leases of a database, with root's configuration as it is when the call comes; None: it is
-            opened then.
+        idle_s: Time without a call after which it ends.
+        store: Opens the database before a call comes.
+        make: Returns the leases of a database, with the configuration at the time of the call; for None it
+            opens the database.
     """
-    calls: dict[int, int] = {}  # process to user
+    calls: dict[int, int] = {}  # UID by PID
     spares: list[SpareProcess] = []
     last = time.monotonic()
     while calls or time.monotonic() - last < idle_s:
@@ -425,19 +434,24 @@ def serve(
         if not ready:
             continue
         last = time.monotonic()
-        with contextlib.suppress(OSError), listener.accept()[0] as line:  # who connected is gone
+        with (
+            contextlib.suppress(OSError),
+            listener.accept()[0] as line,
+        ):  # the caller has closed the connection
             uid = peer(line).uid if _has_peer(line) else -1
             if len(calls) >= MAX_CALLS or list(calls.values()).count(uid) >= MAX_CALLS_PER_USER:
-                _refuse(line, BusyError("too many calls wait for GPUs", hint="end some that wait"))
+                _refuse(
+                    line, BusyError("too many calls wait for GPUs", hint="end some of the waiting commands")
+                )
                 continue
             pid = _hand_over(line, spares)
-            if not pid:  # those that were ready were killed
+            if not pid:  # the spare processes were killed
                 spares.append(_start_spare([listener, line], store, make))
                 pid = _hand_over(line, spares)
             if pid:
                 calls[pid] = uid
             else:
-                _refuse(line, UnavailableError("the service of leases could not start a process"))
+                _refuse(line, UnavailableError("the lease service could not start a process"))
 
 
 def _has_peer(line: socket.socket) -> bool:
@@ -450,13 +464,13 @@ def _has_peer(line: socket.socket) -> bool:
 
 
 def _hand_over(line: socket.socket, spares: list[SpareProcess]) -> int:
-    """Give a connection to a process that is ready: its id, or 0 where none of them lives."""
+    """Pass a connection to a spare process; returns its PID, or 0 where none is alive."""
     while spares:
         spare = spares.pop(0)
         with spare.line:
             try:
                 socket.send_fds(spare.line, [b"."], [line.fileno()])
-            except OSError:  # it was killed
+            except OSError:  # the spare was killed
                 os.waitpid(spare.pid, 0)
             else:
                 return spare.pid
@@ -471,21 +485,21 @@ def _start_spare(
     """Start a process for the next call.
 
     Args:
-        inherited: What is the service's alone: as long as another process has the end of a spare's line, the
-            spare would not see that the service is gone.
+        inherited: Sockets of the service, which the new process closes: while it had an end of another
+            spare's socket open, that spare would not see the end of the service.
     """
-    ours, theirs = socket.socketpair()
+    own_end, far_end = socket.socketpair()
     pid = os.fork()
     if pid:
-        theirs.close()
-        return SpareProcess(pid, ours)
+        far_end.close()
+        return SpareProcess(pid, own_end)
     code = 1
     try:
-        for connection in (*inherited, ours):
+        for connection in (*inherited, own_end):
             connection.close()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        _await_call(theirs, store, make)
+        _await_call(far_end, store, make)
         code = 0
     finally:
         os._exit(code)
@@ -494,11 +508,11 @@ def _start_spare(
 def _await_call(
     service: socket.socket, store: Callable[[], LeaseStore], make: Callable[[LeaseStore | None], Leases]
 ) -> None:
-    """Answer the one call that this process gets."""
+    """Wait for a call and answer it."""
     opened = None
-    with contextlib.suppress(GpukilnError, OSError):  # who calls is told what is wrong
+    with contextlib.suppress(GpukilnError, OSError):  # the call opens it again and reports the error
         opened = store()
-        opened.leases()  # what was read once is read faster
+        opened.leases()  # fills SQLite's cache
     _, descriptors, _, _ = socket.recv_fds(service, 1, 1, socket.MSG_CMSG_CLOEXEC)
     for number in descriptors:
         with socket.socket(fileno=number) as line:
@@ -507,10 +521,10 @@ def _await_call(
 
 @contextlib.contextmanager
 def listening(path: Path | None) -> Iterator[socket.socket]:
-    """The socket that systemd passed, else one that is made at a path.
+    """The socket that systemd passed, else a new one at a path.
 
     Raises:
-        UsageError: Nothing was passed, and no path is named.
+        UsageError: systemd passed no socket, and `path` is None.
     """
     if os.environ.get("LISTEN_PID") == str(os.getpid()) and os.environ.get("LISTEN_FDS") == "1":
         with socket.socket(fileno=FIRST_DESCRIPTOR) as listener:
@@ -518,10 +532,10 @@ def listening(path: Path | None) -> Iterator[socket.socket]:
         return
     if path is None:
         raise UsageError(
-            "serve is started by systemd", hint="systemctl enable --now gpukiln-gpu-leases.socket"
+            "systemd starts the command serve", hint="systemctl enable --now gpukiln-gpu-leases.socket"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        before = os.umask(0o117)  # root, and the group of the socket's folder
+        before = os.umask(0o117)  # read and write for root and the group of the folder
         try:
             listener.bind(str(path))
         finally:
@@ -534,14 +548,18 @@ def main(argv: list[str]) -> int:
     """`gpukiln-gpu serve [--socket PATH]`; returns the exit code.
 
     Raises:
-        RefusedError: This is not root.
-        UsageError: It was not started by systemd, and no path is named.
+        RefusedError: The user is not root.
+        UsageError: systemd did not start it, and --socket is missing.
     """
     given = argparse.ArgumentParser(prog="gpukiln-gpu serve", description=__doc__)
-    given.add_argument("--socket", help="listen here, where systemd passes no socket", metavar="PATH")
+    given.add_argument(
+        "--socket", help="listen on this path; default: the socket that systemd passes", metavar="PATH"
+    )
     path = given.parse_args(argv).socket
     if os.geteuid() != 0:
-        raise RefusedError("serve answers others, and is root's", hint="sudo gpukiln-gpu serve --socket PATH")
+        raise RefusedError(
+            "only root can run serve, which answers other users", hint="sudo gpukiln-gpu serve --socket PATH"
+        )
     with listening(Path(path) if path else None) as listener:
         serve(listener)
     return 0

@@ -1,17 +1,14 @@
-"""Where a machine keeps who has which GPU: one SQLite file, and files whose locks say that a job lives.
+"""The state of a machine's leases: one SQLite file, and files whose locks show that a job is alive.
 
     STATE/leases.db       the leases, the queue and the ledger
-    STATE/alive/L-42      locked (flock) by whatever runs under lease L-42; its text is the lease once more
-    STATE/devices/UUID    locked by whoever has the GPU: alone, or with others that share it
+    STATE/alive/L-42      the lifeline of lease L-42: its job holds the lock (flock); the text is the lease
+    again STATE/devices/UUID    the guard of a device: its job holds the lock, exclusive or shared
 
-The lock's descriptor is inherited by the job, so it lasts as long as anything of the job does, whoever else
-was killed. What changes is one transaction that begins with the write lock (BEGIN IMMEDIATE), so a process
-that is killed in it has changed nothing. Times that decide are of the clock that counts from the machine's
-start and never jumps; another boot ends every lease.
+The job inherits the descriptor of its locks, so they last as long as any process of the job, whatever other
+process is killed. Deadlines are times of the boot clock, which nobody can set; another boot ends every lease.
 
-The folder is its owner's alone, root's on a node: members of the group `gpu` ask `gpukiln.gpus.service`
-(docs/gpus.md, "Who may do what"). Every file is opened below a descriptor of its folder, follows no link,
-and is used only where it is a plain file.
+Only the owner can read the folder, on a node root: members of the group `gpu` ask `gpukiln.gpus.service`
+(docs/gpus.md, "Who may do what").
 """
 
 from __future__ import annotations
@@ -36,17 +33,18 @@ from gpukiln.errors import BusyError, GpukilnError, RefusedError, UnavailableErr
 from gpukiln.gpus.processes import start_ticks
 
 FOLDER = "/var/lib/gpukiln/gpus"
-ENVIRONMENT = "GPUKILN_GPUS_STATE"  # another folder, for tests and for who has no rights on this one
+ENVIRONMENT = "GPUKILN_GPUS_STATE"  # another folder, for tests and for users without permission on this one
 GROUP = "gpu"
-MAX_DATABASE_BYTES = 256 << 20  # of a database that is taken over; 64 MiB are a million rows of the ledger
-VERSION = 1
+MAX_DATABASE_BYTES = 256 << 20  # of a database that is copied; 64 MiB have a million rows of the ledger
+VERSION = 1  # of TABLES, in SQLite's user_version
 LEDGER = (
     "lease, user, project, device, model, share, started_at, ended_at, seconds, energy_joules, usd, price, "
     "ended_by"
 )
-LOCK_TIMEOUT_S = 20.0  # for which a writer waits for others
+LOCK_TIMEOUT_S = 20.0  # for which a transaction waits for other writers
+# A new random UUID at each boot (random(4)).
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-REBUILD_HINT = "`gpukiln-gpu leases --rebuild` sets it aside and makes it anew from what holds the locks"
+REBUILD_HINT = "run `gpukiln-gpu leases --rebuild`: it replaces the file, with the leases of the locked files"
 TABLES = """
 create table leases (
     id integer primary key autoincrement, user text not null, uid integer not null, project text not null,
@@ -82,9 +80,9 @@ class LeasedDevice:
         device: UUID.
         model: Its name.
         parent: Of a MIG device its GPU's UUID.
-        memory_mib: What a shared lease may use of it.
-        share: The part of the GPU that is accounted, 1 for all of it.
-        energy_joules: What its counter said when it was granted.
+        memory_mib: Budget of a shared lease.
+        share: The accounted share of the GPU, 1 for all of it.
+        energy_joules: Its energy counter at the time of the grant.
     """
 
     device: str
@@ -97,24 +95,24 @@ class LeasedDevice:
 
 @dataclass(frozen=True)
 class Lease:
-    """Who has which GPUs.
+    """A lease of devices to a user.
 
     Args:
         number: Of its id, L-NUMBER.
         mode: exclusive or shared.
-        kind: job: as long as the job; detached: until its deadline, or until nobody renews it; container: as
-            long as its container.
-        pid: Of who asked.
+        kind: job: until the job ends; detached: until its deadline, or until it is not renewed; container:
+            until its container ends.
+        pid: Of the process that requested it.
         ticks: When that process started, in clock ticks since the boot.
-        job_pid: Of what runs under it.
-        engine: docker or podman, whose container it is.
-        container: The engine's id of one that ran before there was a lease for it; others have a label.
-        machine_gpus: How many the machine has, of whose price this is a part.
+        job_pid: Of the process that runs under it.
+        engine: docker or podman, for a container.
+        container: Id of a container that ran before its lease; other containers have the lease in a label.
+        machine_gpus: Number of the machine's GPUs, by which its price is divided.
         granted_at: RFC 3339, UTC.
-        granted_boot: The same in seconds since the machine's start, as all that ends in _boot.
-        expires_boot: When it ends whatever happens.
-        heartbeat_s: Within which it must be renewed again.
-        beat_boot: When it was last.
+        granted_boot: The same on the boot clock, like every field that ends in _boot.
+        expires_boot: The deadline.
+        heartbeat_s: It ends when it is not renewed within these seconds.
+        beat_boot: Time of the last renewal.
     """
 
     number: int
@@ -142,17 +140,17 @@ class Lease:
 
     @property
     def id(self) -> str:
-        """How it is named."""
+        """Its id, L-NUMBER."""
         return f"L-{self.number}"
 
     @property
     def uuids(self) -> tuple[str, ...]:
-        """Its devices."""
+        """UUIDs of its devices."""
         return tuple(device.device for device in self.devices)
 
     @property
     def ends_boot(self) -> float | None:
-        """When it ends unless somebody renews it."""
+        """When it ends without a renewal; None for no end."""
         beat = None
         if self.heartbeat_s is not None:
             beat = (self.beat_boot or self.granted_boot) + self.heartbeat_s
@@ -161,7 +159,7 @@ class Lease:
 
 
 def _identity(file: Path | int) -> tuple[int, int] | None:
-    """Device and inode of a file, or of what a descriptor is of; None where there is none."""
+    """Device and inode of a path or a descriptor; None where there is no file."""
     try:
         seen = os.fstat(file) if isinstance(file, int) else file.lstat()
     except OSError:
@@ -170,22 +168,27 @@ def _identity(file: Path | int) -> tuple[int, int] | None:
 
 
 def boot_id() -> str:
-    """Names this boot of the machine."""
+    """The id of this boot of the machine."""
     return Path(BOOT_ID).read_text(encoding="ascii").strip()
 
 
 def boot_clock() -> float:
-    """Seconds since the machine's start, sleep included; never set, never jumps."""
+    """Seconds since the machine's start, sleep included; nobody can set this clock (clock_gettime(2))."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def folder() -> Path:
-    """Where the state is."""
+    """The folder of the state."""
     return Path(os.environ.get(ENVIRONMENT) or FOLDER)
 
 
 def number_of(lease: str) -> int | None:
-    """The number in a lease's id."""
+    """The number in a lease's id; None where the text is not an id.
+
+    >>> number_of("L-42"), number_of("42")
+    (42, 42)
+    >>> number_of("GPU-1")
+    """
     digits = lease[2:] if lease.upper().startswith("L-") else lease
     return int(digits) if digits.isdecimal() else None
 
@@ -194,11 +197,11 @@ class LeaseStore:
     """The state of a machine's leases.
 
     Args:
-        path: The folder; made where it is missing and this user may.
+        path: The folder; created where it is missing.
 
     Raises:
-        RefusedError: This user may not use it.
-        UnavailableError: It can't be read; says how to go on.
+        RefusedError: This user has no permission.
+        UnavailableError: It can't be read; the hint is the next step.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -207,14 +210,18 @@ class LeaseStore:
         with self._translate_errors():
             self._folders = self._open_folders()
             before = _identity(self.file)
+            # isolation_level None: the module begins no transactions of its own, `change` does.
             self.db = sqlite3.connect(self.file, timeout=LOCK_TIMEOUT_S, isolation_level=None)
             self.db.row_factory = sqlite3.Row
             version = self.db.execute("pragma user_version").fetchone()[0]
+            # An older program could misread rows of a newer one and grant a GPU twice.
             if version > VERSION:
                 raise UnavailableError(
                     f"{self.file} has version {version}, this gpukiln knows {VERSION}: a newer one wrote it",
                     hint="use the newer gpukiln-gpu",
                 )
+            # In WAL mode this can lose the last commits in a power failure, never the database
+            # (sqlite.org/pragma.html); another boot ends every lease anyway.
             self.db.execute("pragma synchronous = normal")
             self.db.execute("pragma foreign_keys = on")
             if version == 0:
@@ -222,7 +229,7 @@ class LeaseStore:
         self._opened = before if before == _identity(self.file) else None
 
     def is_current(self) -> bool:
-        """Whether its path still leads to the files that are open: `leases --rebuild` makes others."""
+        """Whether the path still leads to the open files: `leases --rebuild` replaces them."""
         return (
             self._opened is not None
             and self._opened == _identity(self.file)
@@ -232,8 +239,8 @@ class LeaseStore:
         )
 
     def _open_folders(self) -> dict[str, int]:
-        """Descriptors of the folder and of those below it, made where they are missing."""
-        # connect() follows a link and makes a file: it gets neither to see.
+        """Descriptors of the folder and of its subfolders, which are created where they are missing."""
+        # sqlite3.connect() follows links and creates files: folders and files are checked before.
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
@@ -255,6 +262,7 @@ class LeaseStore:
         return folders
 
     def _make_tables(self) -> None:
+        # Readers do not wait for writers.
         self.db.execute("pragma journal_mode = wal")
         with self.change():
             if self.db.execute("pragma user_version").fetchone()[0] == 0:
@@ -264,7 +272,7 @@ class LeaseStore:
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """What goes wrong below, in words."""
+        """Turn errors of SQLite and of files into errors with found, wanted and next step."""
         try:
             yield
         except sqlite3.Error as error:
@@ -280,8 +288,8 @@ class LeaseStore:
         text = str(error)
         if "locked" in text:
             return BusyError(
-                f"{self.file} was locked for {LOCK_TIMEOUT_S:.0f} s by others",
-                hint="try again; `fuser` names who has it open",
+                f"other processes locked {self.file} for {LOCK_TIMEOUT_S:.0f} s",
+                hint="try again; `fuser` lists the processes that have it open",
             )
         if "full" in text or "disk I/O" in text:
             return self._disk_full_error()
@@ -291,30 +299,35 @@ class LeaseStore:
 
     def _disk_full_error(self) -> UnavailableError:
         return UnavailableError(
-            f"{self.path} has no room left: nothing was changed", hint="make room there (df), then try again"
+            f"the file system of {self.path} is full: nothing was changed",
+            hint="free space there (df), then try again",
         )
 
     def _permission_error(self) -> RefusedError:
         try:
             group = grp.getgrgid(self.path.stat().st_gid).gr_name
-            hint = f"become a member: `usermod -aG {group} USER` as root, then log in again"
-            return RefusedError(f"only root and the group {group} may lease this machine's GPUs", hint=hint)
+            hint = f"run `usermod -aG {group} USER` as root, then log in again"
+            return RefusedError(
+                f"only root and the group {group} have permission to lease this machine's GPUs", hint=hint
+            )
         except (OSError, KeyError):
             return RefusedError(
-                f"{self.path} is missing, and this user can't make it",
-                hint="the role gpu_tools makes it; or run as root once",
+                f"{self.path} is missing, and this user can't create it",
+                hint="apply the role gpu_tools, or run the command as root once",
             )
 
     @contextlib.contextmanager
     def change(self) -> Iterator[None]:
-        """A transaction that nobody else changes anything in; it is whole or it is not."""
+        """A write transaction: all of its changes are stored, or none."""
         with self._translate_errors():
+            # Takes the write lock before the first read: two grants can't read the same free GPU, and a
+            # process that is killed here has changed nothing.
             self.db.execute("begin immediate")
             try:
                 yield
                 self.db.execute("commit")
             except BaseException:
-                with contextlib.suppress(sqlite3.Error):  # it ended by the error itself
+                with contextlib.suppress(sqlite3.Error):  # some errors have ended the transaction already
                     self.db.execute("rollback")
                 raise
 
@@ -325,7 +338,7 @@ class LeaseStore:
         self._folders = {}
 
     def leases(self) -> list[Lease]:
-        """All that are written down, those too that have ended and that nobody has found yet."""
+        """All stored leases, including ended ones that are not yet removed."""
         with self._translate_errors():
             rows = self.db.execute(
                 "select leases.*, held.*, leases.memory_mib as budget from leases "
@@ -345,7 +358,7 @@ class LeaseStore:
         return list(by_number.values())
 
     def add(self, lease: Lease) -> Lease:
-        """Write a lease down, in a transaction; returns it with its number, if it had none."""
+        """Store a lease, within a transaction; returns it with its number, a new one for 0."""
         data = dataclasses.asdict(lease)
         data.pop("devices")
         number = data.pop("number")
@@ -353,7 +366,7 @@ class LeaseStore:
             data["id"] = number
         names = ", ".join(data)
         done = self.db.execute(
-            f"insert into leases ({names}) values ({', '.join('?' * len(data))})",  # noqa: S608 - our own names
+            f"insert into leases ({names}) values ({', '.join('?' * len(data))})",  # noqa: S608 - names of fields
             tuple(data.values()),
         )
         added = dataclasses.replace(lease, number=int(done.lastrowid or 0))
@@ -364,44 +377,46 @@ class LeaseStore:
         return added
 
     def update(self, number: int, **values: Any) -> None:
-        """Change fields of a lease, in a transaction."""
+        """Change fields of a lease, within a transaction."""
         names = ", ".join(f"{name} = ?" for name in values)
         self.db.execute(f"update leases set {names} where id = ?", (*values.values(), number))  # noqa: S608
 
     def account(self, uses: Sequence[tuple[Any, ...]]) -> None:
-        """Append to the ledger, in a transaction.
+        """Append to the ledger, within a transaction.
 
         Args:
-            uses: Rows, in the order of LEDGER.
+            uses: Rows with the columns of LEDGER.
         """
         for use in uses:
             self.db.execute(
-                f"insert into ledger ({LEDGER}) values ({', '.join('?' * len(use))})",  # noqa: S608 - our names
+                f"insert into ledger ({LEDGER}) values ({', '.join('?' * len(use))})",  # noqa: S608 - names of columns
                 use,
             )
 
     def remove(self, lease: Lease, uses: Sequence[tuple[Any, ...]]) -> None:
-        """Take a lease out and append to the ledger, in a transaction; see `account`."""
+        """Remove a lease and append its uses to the ledger, within a transaction (see `account`)."""
         self.account(uses)
         self.db.execute("delete from held where lease = ?", (lease.number,))
         self.db.execute("delete from leases where id = ?", (lease.number,))
 
     def lifeline(self, lease: Lease) -> Path:
-        """The file whose lock says that a lease's job lives."""
+        """The file whose lock shows that a lease's job is alive."""
         return self.path / "alive" / lease.id
 
     def guard(self, device: str) -> Path:
-        """The file whose lock has a device."""
+        """The file whose lock protects a device."""
         return self.path / "devices" / device
 
     def open_locked(self, path: Path, how: int, *, patience_s: float = 0.0) -> int | None:
-        """A descriptor that holds the lock of a file, and is inherited; None where somebody else has it.
+        """A descriptor that holds the lock of a file; None where another process has it.
 
         Args:
             how: fcntl.LOCK_EX or LOCK_SH.
-            patience_s: For how long to try again: `is_locked` holds a lock for a moment.
+            patience_s: How long to retry: `is_locked` of another process holds the lock for a moment.
         """
         until = time.monotonic() + patience_s
+        # flock(2), not fcntl(2): the lock belongs to the open file, so a child that inherits the descriptor
+        # keeps it.
         number = self._open(path, os.O_RDWR | os.O_CREAT)
         while True:
             try:
@@ -417,7 +432,7 @@ class LeaseStore:
             time.sleep(0.005)
 
     def is_locked(self, path: Path) -> bool:
-        """Whether something holds the lock of a file."""
+        """Whether a process holds the lock of a file."""
         try:
             number = self._open(path, os.O_RDONLY)
         except FileNotFoundError:
@@ -431,18 +446,19 @@ class LeaseStore:
         return False
 
     def write(self, lease: Lease) -> None:
-        """Write a lease into its lifeline, so that it is known without the database."""
+        """Write a lease into its lifeline, for `leases --rebuild`."""
         number = self._open(self.lifeline(lease), os.O_WRONLY | os.O_CREAT)
+        # Truncated here, not with O_TRUNC: the file is checked to be regular before it changes.
         with os.fdopen(number, "w", encoding="utf-8") as file:
             file.truncate()
             file.write(lifeline_text(lease))
 
     def lifelines(self) -> list[Path]:
-        """Every lifeline that there is, by its name."""
+        """The paths of all lifelines."""
         return [self.path / "alive" / name for name in _names(self._folders["alive"])]
 
     def read(self, path: Path) -> str:
-        """Text of a lifeline; OSError where it is none."""
+        """The text of a lifeline; OSError where it is not a regular file."""
         with os.fdopen(self._open(path, os.O_RDONLY), encoding="utf-8") as file:
             return file.read(1 << 20)
 
@@ -452,28 +468,31 @@ class LeaseStore:
             os.unlink(path.name, dir_fd=self._folders[path.parent.name])
 
     def _open(self, path: Path, flags: int) -> int:
-        """A descriptor of a plain file of the state; waits for nothing, follows no link."""
+        """A descriptor of a regular file of the state."""
         return _open_plain(self._folders[path.parent.name], path.name, flags)
 
     def end_reason(self, lease: Lease, *, proc: str = "/proc") -> str | None:
-        """Why a lease has ended: reboot, expired, gone; None where it holds.
+        """Why a lease has ended: reboot, expired or gone; None for an active lease.
 
-        A container's is never gone by this: its engine is asked (`gpukiln.gpus.engines`).
+        Of a container only its engine knows whether it runs (`gpukiln.gpus.engines`).
         """
+        # PIDs, start times and the boot clock of another boot mean nothing in this one.
         if lease.boot_id != boot_id():
             return "reboot"
         ends = lease.ends_boot
+        # A job or a container outlives its deadline until its signal ends it: its GPUs are not free before.
         if ends is not None and ends <= boot_clock() and lease.kind == "detached":
             return "expired"
         if lease.kind != "job" or self.is_locked(self.lifeline(lease)):
             return None
+        # A job may close the descriptors that it inherited, as daemons do: its processes keep the lease too.
         for pid, ticks in ((lease.pid, lease.ticks), (lease.job_pid, lease.job_ticks)):
             if pid is not None and ticks is not None and start_ticks(pid, proc) == ticks:
                 return None
         return "gone"
 
     def ledger(self) -> list[dict[str, Any]]:
-        """Every use that has ended, the oldest first."""
+        """The ended uses, the oldest first."""
         with self._translate_errors():
             return [dict(row) for row in self.db.execute("select * from ledger order by id")]
 
@@ -483,7 +502,7 @@ def _open_folder(path: Path, above: int | None) -> int:
 
 
 def _make_folder(above: int, name: str) -> None:
-    """A folder of that name; what is there of another kind is moved out of the way."""
+    """Create a folder; anything else of that name is renamed."""
     try:
         os.mkdir(name, 0o700, dir_fd=above)
     except FileExistsError:
@@ -493,15 +512,15 @@ def _make_folder(above: int, name: str) -> None:
 
 
 def _restrict_to_owner(number: int, path: Path) -> bool:
-    """Have a folder for this user alone; whether others could change it before.
+    """Restrict a folder to its owner; returns whether other users could write into it before.
 
     Raises:
-        RefusedError: It is somebody else's.
+        RefusedError: The folder belongs to another user.
     """
     seen = os.fstat(number)
     if seen.st_uid != os.geteuid():
         raise RefusedError(
-            f"{path} is of user {seen.st_uid}, wanted {os.geteuid()}",
+            f"{path} belongs to the user {seen.st_uid}, wanted {os.geteuid()}",
             hint=f"move it away: mv {path} {path}.old",
         )
     if stat.S_IMODE(seen.st_mode) == 0o700 and seen.st_gid == os.getegid():
@@ -512,10 +531,8 @@ def _restrict_to_owner(number: int, path: Path) -> bool:
 
 
 def _take_over(folders: dict[str, int]) -> None:
-    """Trust nothing that was left where others could write: until version 0.2 the group had the folder.
-
-    Locks stay the same files, for jobs hold them. A database is copied, for somebody may have it open still.
-    """
+    """Secure a folder that other users could write into, as the group could until version 0.2."""
+    # Lock files stay, for jobs hold their locks. The database is copied: another user may still have it open.
     top = folders[""]
     for place, number in folders.items():
         for name in _names(number):
@@ -524,7 +541,7 @@ def _take_over(folders: dict[str, int]) -> None:
             if not _is_plain(number, name):
                 os.rename(name, f"{name}.strange-{time.time_ns()}", src_dir_fd=number, dst_dir_fd=number)
     with contextlib.suppress(FileNotFoundError):
-        os.unlink("leases.db-shm", dir_fd=top)  # sqlite makes it of the others
+        os.unlink("leases.db-shm", dir_fd=top)  # SQLite rebuilds it from the other two
     for name in ("leases.db", "leases.db-wal"):
         with contextlib.suppress(FileNotFoundError):
             with os.fdopen(_open_plain(top, name, os.O_RDONLY), "rb") as file:
@@ -547,21 +564,23 @@ def _is_plain(folder: int, name: str) -> bool:
 def _check_plain(folder: int, name: str, path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         if not _is_plain(folder, name):
-            raise UnavailableError(f"{path / name} is no plain file", hint=REBUILD_HINT)
+            raise UnavailableError(f"{path / name} is not a regular file", hint=REBUILD_HINT)
 
 
 def _open_plain(folder: int, name: str, flags: int) -> int:
-    """A descriptor of a plain file in a folder.
+    """A descriptor of a regular file in a folder.
 
     Raises:
-        OSError: It is a link, a fifo, or something else that is no plain file.
+        OSError: It is a link, a FIFO, or another kind of file.
     """
+    # Root opens what a user may have put there: NOFOLLOW refuses a link to any file of root's, NONBLOCK does
+    # not wait for the other end of a FIFO, and a second hard link is refused below.
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     number = os.open(name, flags, 0o600, dir_fd=folder)
     seen = os.fstat(number)
     if not stat.S_ISREG(seen.st_mode) or seen.st_nlink > 1:
         os.close(number)
-        raise OSError(errno.EINVAL, "no plain file", name)
+        raise OSError(errno.EINVAL, "not a regular file", name)
     return number
 
 
@@ -571,13 +590,13 @@ def _close(numbers: Iterable[int]) -> None:
 
 
 def set_aside(path: Path) -> list[Path]:
-    """Move a database out of the way.
+    """Rename the files of a database.
 
     Args:
         path: The folder of the state.
 
     Returns:
-        Where its files are now.
+        The new paths.
     """
     moved = []
     for end in ("", "-wal", "-shm"):
@@ -596,7 +615,7 @@ _LEASE_FIELDS = tuple(
 
 
 def read_lifelines(path: Path) -> list[Lease]:
-    """The leases that the lifelines of a state name; nothing is changed.
+    """The leases in the lifelines of a state; changes nothing.
 
     Args:
         path: The folder of the state, whose database may be broken.
@@ -608,38 +627,40 @@ def read_lifelines(path: Path) -> list[Lease]:
         _restrict_to_owner(folders[0], path)
         folders.append(_open_folder(Path("alive"), folders[0]))
         for name in _names(folders[1]):
-            with contextlib.suppress(ValueError, OSError):  # half written, by a grant that was killed
+            with contextlib.suppress(ValueError, OSError):  # incomplete, of a grant that was killed
                 with os.fdopen(_open_plain(folders[1], name, os.O_RDONLY), encoding="utf-8") as file:
                     owner = os.fstat(file.fileno()).st_uid
                     lease = read_lifeline(file.read(1 << 20))
+                # A file that another user has put there must not become a lease.
                 if lease.id == name and owner in (0, os.geteuid(), lease.uid):
                     leases.append(lease)
     except FileNotFoundError:
-        pass  # nobody has leased anything yet
+        pass  # no lease was ever granted
     finally:
         _close(folders)
     return leases
 
 
 def read_ledger(path: Path) -> list[tuple[Any, ...]]:
-    """What can be read of the ledger of a database that may be broken; nothing is changed."""
+    """The readable rows of the ledger of a database that may be broken; changes nothing."""
     with contextlib.suppress(sqlite3.Error, OSError):
+        # Read-only: opening a broken database for writing could change it.
         db = sqlite3.connect(f"file:{path / 'leases.db'}?mode=ro", uri=True)
         with contextlib.closing(db):
-            return db.execute(f"select {LEDGER} from ledger order by id").fetchall()  # noqa: S608 - our names
+            return db.execute(f"select {LEDGER} from ledger order by id").fetchall()  # noqa: S608 - names of columns
     return []
 
 
 def lifeline_text(lease: Lease) -> str:
-    """A lease as the text of its lifeline."""
+    """The text of a lease's lifeline."""
     return json.dumps(dataclasses.asdict(lease)) + "\n"
 
 
 def read_lifeline(text: str) -> Lease:
-    """The lease of such a text.
+    """The lease in the text of a lifeline.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is not a lease.
     """
     try:
         data = json.loads(text)
@@ -653,7 +674,7 @@ def read_lifeline(text: str) -> Lease:
 
 
 def wrong_field(record: Lease | LeasedDevice) -> str:
-    """The first field of a lease that has a value of another type; empty where none has."""
+    """The first field of a lease with a value of a wrong type; empty for none."""
     for field in dataclasses.fields(record):
         value, kind = getattr(record, field.name), str(field.type)
         if field.name == "devices":

@@ -1,4 +1,4 @@
-"""Tables and values as people read them; the standard library alone. Amounts: gpukiln/units.py."""
+"""Tables and values for people; amounts are in gpukiln/units.py."""
 
 from __future__ import annotations
 
@@ -8,12 +8,22 @@ from typing import Any
 
 
 def gib(mib: Any) -> str:
-    """MiB in GiB, for people."""
+    """MiB as GiB in words.
+
+    >>> gib(40960), gib(None)
+    ('40.0', '-')
+    """
     return "-" if mib is None else f"{mib / 1024:.1f}"
 
 
 def value_text(value: Any, unit: str = "") -> str:
-    """A value with its unit; - for null."""
+    """A value with its unit; - for null.
+
+    >>> value_text(44, "C"), value_text(None)
+    ('44C', '-')
+    >>> value_text(True), value_text(49.0, "W")
+    ('yes', '49W')
+    """
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -24,14 +34,15 @@ def value_text(value: Any, unit: str = "") -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> list[str]:
-    """Lines of a table.
+    """The lines of a table.
 
     Args:
-        head: Titles.
-        right: Titles of columns that are aligned to the right, between blanks.
+        head: Titles of the columns.
+        right: Titles of the columns that are aligned to the right, separated by blanks.
     """
     if not rows:
         return []
+    # A command line may have line ends, which would break the table.
     rows = [[cell.replace("\n", "\\n") for cell in row] for row in rows]
     widths = [max(len(row[n]) for row in (head, *rows)) for n in range(len(head))]
     to_right = set(right.split())
@@ -45,7 +56,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -
 
 
 def short_uuid(uuid: str | None) -> str:
-    """The beginning of a UUID, long enough for one machine; every command takes it."""
+    """The first digits of a UUID, unique on a machine; every command accepts them.
+
+    >>> short_uuid("GPU-7c49744b-522d-5193-a082-cff845997bfd")
+    'GPU-7c49744b'
+    >>> short_uuid(None)
+    '-'
+    """
     if uuid is None:
         return "-"
     kind, _, rest = uuid.partition("-")
@@ -53,10 +70,13 @@ def short_uuid(uuid: str | None) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that a terminal shows and does nothing else with: control characters are written as escapes.
+    r"""A text with its control characters as escapes, except line ends and tabs.
 
-    A command line or a comment is whatever somebody typed, and may be shown to root. Lines and tabs stay.
+    >>> printable("job" + chr(27) + "[2J")
+    'job\\x1b[2J'
     """
+    # A user types the command line and the comment of a lease, and root's terminal prints them: escape
+    # sequences could rewrite the screen.
     return "".join(
         character
         if character in "\n\t" or unicodedata.category(character)[0] != "C"

@@ -1,4 +1,4 @@
-"""What a verb is: said once, typed as `invoke gpu.VERB` in a checkout and as `gpukiln-gpu VERB` on a node."""
+"""A verb, declared once: `gpukiln gpu VERB` in a checkout and `gpukiln-gpu VERB` on a node."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from typing import Any
 
 from gpukiln.options import Option
 
+# Options have the names of the verb's own declaration, which no type checker knows.
 Options = SimpleNamespace
-"""What was typed: an attribute an option, dashes as underscores; `command` has what follows `--`."""
+"""The typed options: an attribute for each, dashes as underscores; `command` has the words behind `--`."""
 
 
+# Every verb has it.
 JSON = Option("json", "print one JSON document to standard output", default=False)
 
 
 @dataclass(frozen=True)
 class Verb:
-    """One thing that can be asked or done.
+    """A verb.
 
     Args:
-        name: As it is typed.
-        help: One line.
-        answer: Does it on this machine. Returns a frozen dataclass with `node` and `exit_code`, which becomes
-            one element of `nodes` in the JSON document.
-        show: Writes one element for people; given that element as plain data, what was typed, and `print`.
-        takes_command: What follows `--`: empty for nothing, else its name in the help.
-        takes_over: Does it with this terminal as its own, and returns the exit code; instead of `answer`,
-            but with --json.
-        changes: Whether it changes something.
+        name: As users type it.
+        help: One sentence.
+        answer: Runs the verb on this machine. Returns a frozen dataclass with `node` and `exit_code`, which
+            becomes one element of `nodes` in the JSON document.
+        show: Prints one element for people; given that element as plain data, the options, and `print`.
+        takes_command: Name of the command behind `--` in the help; empty where the verb takes none.
+        takes_over: Runs the verb on the terminal and returns the exit code; in place of `answer`, except with
+            --json.
+        changes: Whether it changes the machine.
     """
 
     name: str
@@ -44,22 +46,23 @@ class Verb:
 
     @property
     def all_options(self) -> tuple[Option, ...]:
-        """Its own options, --json, and the command that follows `--`."""
-        rest = Option("command", "what is run", default=(), rest=True, value=self.takes_command)
+        """Its own options, --json, and the command behind `--`."""
+        rest = Option("command", "the command to run", default=(), rest=True, value=self.takes_command)
         return (*self.options, JSON, rest) if self.takes_command else (*self.options, JSON)
 
     @property
     def schema(self) -> str:
-        """The name and version of its document."""
+        """Name and version of its JSON document."""
+        # The version changes with every incompatible change of the document.
         return f"gpu.{self.name}/1"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A machine of which there is no answer.
+    """A machine without an answer.
 
     Args:
-        node: How it was named.
+        node: As the user named it.
         message: What was found and what was wanted.
         details: Further lines.
         hint: The next step.
@@ -73,5 +76,5 @@ class Failure:
 
 
 def document(verb: Verb, nodes: list[Any], failed: list[Any]) -> dict[str, Any]:
-    """What `--json` prints; every machine is in one of the two lists."""
+    """The document of `--json`; every machine is in one of the two lists."""
     return {"schema": verb.schema, "nodes": nodes, "failed": failed}

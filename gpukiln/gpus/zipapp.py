@@ -1,9 +1,8 @@
-"""Packs this package into one file that runs where there is nothing but Python 3.9.
+"""Packs this package into one file that needs nothing but Python 3.9.
 
     python -m gpukiln.gpus.zipapp FILE
 
-The same sources make the same bytes, on every machine: names are sorted, times are fixed, nothing is
-compressed (what zlib makes depends on its version, and the program starts no quicker for it).
+The same sources result in the same bytes on every machine.
 """
 
 from __future__ import annotations
@@ -24,10 +23,12 @@ from gpukiln.probe.scripts import constants
 PROGRAM = "gpukiln-gpu"
 SHEBANG = b"#!/usr/bin/python3\n"
 MAIN = "import sys\n\nfrom gpukiln.gpus.cli import main\n\nsys.exit(main())\n"
+# What runs on a node, relative to gpukiln/: these modules import nothing else of the project.
 PACKED_SOURCES = (
     *("__init__.py", "compatibility.py", "errors.py", "files.py", "findings.py", "options.py", "parsing.py"),
     *("redact.py", "units.py", "probe", "gpus"),
 )
+# Parts of packages that only a checkout needs.
 EXCLUDED = (
     "probe/contact",
     "probe/recording",
@@ -36,14 +37,14 @@ EXCLUDED = (
     "gpus/zipapp",
     "gpus/manual",
 )
-# NVIDIA's bindings of NVML; TOML for Python 3.9 and 3.10; YAML for MIG's configurations. Only what is
-# written in Python is taken.
+# NVIDIA's bindings of NVML; TOML for Python 3.9 and 3.10; YAML for MIG's configurations. Compiled parts are
+# left out: they fit one Python version on one architecture.
 LIBRARIES = ("pynvml", "tomli", "yaml")
-MODIFIED = (1980, 1, 1, 0, 0, 0)  # the first time that a ZIP file can tell
+MODIFIED = (1980, 1, 1, 0, 0, 0)  # the earliest time of a ZIP file; a fixed one keeps the bytes the same
 
 
 def build(file: Path) -> None:
-    """Write the program; whoever runs it meanwhile goes on with the old one.
+    """Write the program; processes that run the old file keep it.
 
     Raises:
         UnavailableError: A library is not installed.
@@ -59,23 +60,24 @@ def pack() -> bytes:
     """
     written = BytesIO()
     written.write(SHEBANG)
+    # Uncompressed: the output of zlib depends on its version, and the start is not faster with it.
     with zipfile.ZipFile(written, "a", zipfile.ZIP_STORED) as archive:
         for name, content in sorted(contents().items()):
             info = zipfile.ZipInfo(name, MODIFIED)
-            info.create_system = 3  # Unix, wherever it is made
+            info.create_system = 3  # Unix, on every system that packs it
             info.external_attr = 0o644 << 16
             archive.writestr(info, content)
     return written.getvalue()
 
 
 def tree(folder: Path) -> Path:
-    """Make the files of a machine: the program, its man page and its completion, each at its place.
+    """Create the files of a machine: the program, its man page and its completion, in a tree of folders.
 
     Args:
-        folder: For them; one that has been made of the same sources is used again.
+        folder: Holds a tree for each digest; an existing tree of the same sources is used.
 
     Returns:
-        The folder that stands for the machine's root.
+        The folder that corresponds to the machine's root folder.
     """
     target = folder / digest()[:16]
     if target.is_dir():
@@ -88,13 +90,15 @@ def tree(folder: Path) -> Path:
                 file.parent.mkdir(parents=True)
                 write_atomic(file, content, mode=mode)
     except OSError:
-        if not target.is_dir():  # else another process made the same meanwhile: Ansible asks once a host
+        if (
+            not target.is_dir()
+        ):  # else another process has created the same tree: Ansible does it for each host
             raise
     return target
 
 
 def files() -> dict[str, tuple[bytes, int]]:
-    """What a machine gets: content and mode by path, without the first slash."""
+    """The files of a machine: content and mode by path, without the leading slash."""
     return {
         f"usr/local/bin/{PROGRAM}": (pack(), 0o755),
         f"usr/local/share/man/man1/{PROGRAM}.1": (man_page().encode(), 0o644),
@@ -103,7 +107,7 @@ def files() -> dict[str, tuple[bytes, int]]:
 
 
 def digest() -> str:
-    """SHA-256 of all that a machine gets, in hexadecimal digits; the program alone has another."""
+    """SHA-256 of all files of a machine, in hexadecimal digits."""
     sha256 = hashlib.sha256()
     for name, (content, _) in files().items():
         sha256.update(f"{name} {len(content)}\n".encode() + content)
@@ -111,7 +115,7 @@ def digest() -> str:
 
 
 def contents() -> dict[str, bytes]:
-    """Every file of the program by its name in it."""
+    """The content of every file in the program, by name."""
     root = Path(__file__).resolve().parents[1]
     files_by_name = {"__main__.py": MAIN.encode()}
     for path in _own_sources(root):
@@ -141,15 +145,15 @@ def _library(name: str) -> Iterator[tuple[Path, str]]:
     if not folders:
         yield Path(spec.origin), f"{name}.py"
         return
-    folder = Path(folders[0])  # its __init__ may be compiled here, beside the one in Python
+    folder = Path(folders[0])  # spec.origin may be a compiled __init__ next to the one in Python
     for path in sorted(folder.rglob("*.py")):
         yield path, f"{name}/{path.relative_to(folder)}"
 
 
 def main(argv: list[str]) -> int:
-    """Write the program to the file that was named."""
+    """Write the program to the file in `argv`."""
     if len(argv) != 1:
-        raise UsageError("which file is to be written?", hint="python -m gpukiln.gpus.zipapp FILE")
+        raise UsageError("the name of the file is missing", hint="run python -m gpukiln.gpus.zipapp FILE")
     build(Path(argv[0]))
     return 0
 

@@ -60,8 +60,8 @@ def test_a_disk_leaves_and_comes_back(typed, tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"size": "64 apples"}, "is no amount of memory"),
-        ({"size": "0GiB"}, "is not more than nothing"),
+        ({"size": "64 apples"}, "is not an amount of memory"),
+        ({"size": "0GiB"}, "is not more than 0"),
         ({"size": "64"}, "wanted with its unit, such as 64GiB"),
         ({"datasource": "ec2"}, "datasource 'ec2' is not one of"),
         ({"datasource": "none"}, "no user could log in"),

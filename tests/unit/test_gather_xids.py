@@ -100,11 +100,11 @@ def test_a_log_that_nobody_reads_is_neither_fine_nor_an_error(
     assert found(container=True) == (
         [],
         "not_run",
-        f"a container, which does not have all of the kernel's log: {why}",
+        f"this container can't read all of the kernel's log: {why}",
     )
     assert found()[1:] == (
         "not_reached",
-        f"found no serious Xid in what could be read of the kernel's log: {why}",
+        f"found no serious Xid in the readable part of the kernel's log: {why}",
     )
 
 

@@ -29,7 +29,7 @@ def test_nothing_is_found_on_a_healthy_one(profile: str, checks: list[str]) -> N
     assert passed >= {"compute.kernel", "compute.bandwidth"}
     if profile == "node":
         assert passed >= {i for i in NODE if i.startswith("gpu.")} - {"gpu.xid"}
-        assert found["gpu.xid"][1].startswith("a container, which does not have all of the kernel's log: ")
+        assert found["gpu.xid"][1].startswith("this container can't read all of the kernel's log: ")
 
 
 def gpu(key: str, value: Any) -> Callable[[Data], None]:

@@ -115,7 +115,7 @@ BROKEN = {
         },
     ),
     "hang": ("hung", "amd-smi hangs", {"before": "sleep 60"}),
-    "broken": ("failed", "prints no JSON", {"list": '[{"gpu": 0,'}),
+    "broken": ("failed", "does not print JSON", {"list": '[{"gpu": 0,'}),
     "nothing": ("failed", "ends with 0", {"list": "No GPUs"}),
 }
 
@@ -256,7 +256,7 @@ def test_the_rest_is_not_for_amd_yet(
     Leases().acquire(DeviceRequest(), whoami(), kind="detached")
     code, said = typed(*words)
     assert code == 3
-    assert "not for amd yet" in said
+    assert "not support AMD's GPUs yet" in said
 
 
 # ---- GPUs of both vendors

@@ -73,8 +73,8 @@ def test_which_cuda_compiles_is_the_catalogues_answer(
     [
         (None, "535.309.01", "does not tell"),
         ("12.1", None, "there is no driver"),
-        ("99.9", "535.309.01", "does not know CUDA 99.9"),
-        ("nonsense", "535.309.01", "does not know CUDA"),
+        ("99.9", "535.309.01", "has no CUDA 99.9"),
+        ("nonsense", "535.309.01", "has no CUDA"),
     ],
 )
 def test_what_is_not_known_is_said(version: str | None, driver: str | None, told: str) -> None:
@@ -131,7 +131,7 @@ def test_wheels_say_what_they_are_built_with(tmp_path: Path) -> None:
         ("nvidia-cuda-runtime-cu12 12.1.105", "12.1", "cuDNN 9.1.0.70"),
         ("torch 2.4.0+cu121", "12.1", "cuDNN 9.1.0.70"),
     ]
-    with pytest.raises(UsageError, match="is no Python that can be asked"):
+    with pytest.raises(UsageError, match="is not a working Python interpreter"):
         cuda.wheels("/bin/true")
 
 

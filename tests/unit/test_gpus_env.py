@@ -210,7 +210,7 @@ def test_a_container_ends_with_the_time_of_its_lease(start: Start, tmp_path: Pat
         (
             {"compute": f"echo '{WRONG}'; exit 1"},
             CheckFailedError,
-            "compute check fails",
+            "compute check of the host suite fails",
         ),
         ({"count": "echo 0"}, CheckFailedError, "pytorch counts 0 of 1 GPUs"),
         ({"count": "echo 'No module named torch' >&2; exit 1"}, CheckFailedError, "counts none of 1"),

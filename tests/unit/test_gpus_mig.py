@@ -75,8 +75,8 @@ def test_a_reset_mends_what_waits_for_one_and_leaves_no_lease(machine: Machine, 
     machine("g5.12xlarge", scenario="remap-pending")
     code, said = typed("reset", "3")
     assert code == 0, said
-    assert "the driver asks for gpu reset" in said
-    assert "nothing is in the way; --yes resets it" in said
+    assert "the driver requests gpu reset" in said
+    assert "nothing blocks the reset; --yes carries it out" in said
     assert snapshot().devices[3].remap_pending is True
     code, said = typed("reset", "3", "--yes")
     assert code == 0, said
@@ -193,7 +193,7 @@ def test_who_has_device_nodes_open_is_named_with_how_it_ends(tmp_path: Path) -> 
     assert [(row.id, row.device) for row in rows] == [("holder", gpus.uuid(1)), ("holder", gpus.uuid(0))]
     assert "systemctl stop nvidia-dcgm" in rows[0].text
     assert "top (pid 8) has /dev/nvidia0 open: end pid 8" in rows[1].text
-    assert notes == ["nvidia-persistenced has /dev/nvidia0 open: stop it where nvidia-smi refuses"]
+    assert notes == ["nvidia-persistenced has /dev/nvidia0 open: stop it if nvidia-smi refuses the reset"]
 
 
 def test_what_can_not_be_looked_at_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_what_can_not_be_looked_at_is_told(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(Path, "iterdir", refused)
     _, notes = reset.blockers(gpus.snapshot(), (), proc=str(tmp_path))
-    assert notes == ["1 processes of others may have it open: only root sees what they have"]
+    assert notes == ["1 processes of other users may have it open: only root can read their open files"]
 
 
 def test_a_container_resets_nothing() -> None:
@@ -369,7 +369,7 @@ def test_what_was_exported_makes_the_same_of_another_machine(
     assert code == 0, said
     wanted = [row.get("mig-devices", {}) for row in rows[:5]]
     assert [dict(cut.devices) for cut in cuts()] == [*wanted, {}, {}, {}]
-    assert typed("mig", "assert", *words) == (0, "every GPU is as it is to be\n")
+    assert typed("mig", "assert", *words) == (0, "every GPU has its desired layout\n")
     code, said = typed("mig", "export", "--select", "it")
     assert code == 0
     exported = tmp_path / "exported.yaml"
@@ -377,7 +377,7 @@ def test_what_was_exported_makes_the_same_of_another_machine(
     before = state.rows()
     code, said = typed("mig", "apply", "--config", str(exported), "--select", "it", "--yes")
     assert (code, state.rows()) == (0, before), "a second one changes nothing"
-    assert "every GPU is as it is to be" in said
+    assert "every GPU has its desired layout" in said
     same = cuts()
     machine(instance_type)
     code, said = typed("mig", "apply", "--config", str(exported), "--select", "it", "--yes")
@@ -456,7 +456,7 @@ def test_what_was_there_is_put_back_when_a_step_fails(
     words = config(on([0], **{"1g.24gb": 4}), {**OFF, "devices": [1]}, on([3], **{"4g.96gb": 1}))
     done, said = typed("mig", "apply", *words, "--yes")
     assert done == 1, said
-    assert "what was there before is put back" in said
+    assert "the old layout is restored" in said
     assert cuts() == before
     assert Leases().current() == []
 
@@ -470,7 +470,7 @@ def test_what_can_not_be_put_back_is_told(
     state.change(lambda rows: rows.update(fails))
     code, said = typed("mig", "apply", *config(on([0], **{"1g.10gb": 7})), "--yes")
     assert code == PartialError.exit_code
-    assert "could not be put back" in said
+    assert "could not be restored" in said
 
 
 def test_what_the_board_can_not_be_is_refused_and_nothing_stays_changed(
@@ -484,7 +484,7 @@ def test_what_the_board_can_not_be_is_refused_and_nothing_stays_changed(
     machine("g5.12xlarge")
     code, said = typed("mig", "apply", *config(on("all", **{"1g.10gb": 1})), "--yes")
     assert code == 3
-    assert "can't be cut by MIG" in said
+    assert "do not support MIG" in said
 
 
 def test_a_client_that_holds_the_driver_is_named_by_the_error(machine: Machine) -> None:
@@ -506,7 +506,7 @@ def test_a_driver_that_ends_the_child_is_a_failed_step(
     assert cuts()[0] == MigLayout(False, {})
 
 
-@pytest.mark.parametrize(("rc", "code", "said"), [(0, 0, "is written anew"), (3, 1, "is not written")])
+@pytest.mark.parametrize(("rc", "code", "said"), [(0, 0, "is updated"), (3, 1, "is not updated")])
 def test_containers_are_told_of_the_new_devices(
     machine: Machine,
     typed: Typed,

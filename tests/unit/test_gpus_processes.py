@@ -52,7 +52,7 @@ def test_elsewhere_a_number_that_exists_is_another_process(
     monkeypatch.setattr(processes, "_first_namespace", lambda: False)
     [one] = describe([row(sleeper(str(tmp_path / "data")))])
     assert (one.state, one.user, one.command) == ("foreign", None, None)
-    assert one.unavailable["user"] == "it is of another namespace of process ids"
+    assert one.unavailable["user"] == "it is in another PID namespace"
 
 
 def test_elsewhere_one_that_has_the_device_open_is_the_process(

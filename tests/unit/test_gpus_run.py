@@ -155,7 +155,10 @@ def test_what_the_command_leaves_behind_keeps_its_gpu_until_it_ends(node: Double
     code += " stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL); print(p.pid)"
     done, out, err = typed(node, "run", "--", sys.executable, "-c", code)
     try:
-        assert (done, "L-1 goes on: something that the command started still runs" in err) == (0, True), err
+        assert (done, "L-1 stays active: a process that the command started still runs" in err) == (
+            0,
+            True,
+        ), err
         assert len(leases(node)) == 1
     finally:
         os.kill(int(out), signal.SIGKILL)

@@ -370,7 +370,7 @@ def test_a_folder_of_somebody_else_is_refused(node: Node) -> None:
     node.state.mkdir()
     os.chown(node.state, ANN, ANN)
     done = node.root("lease")
-    assert (done.returncode, f"is of user {ANN}" in done.stderr) == (6, True)
+    assert (done.returncode, f"belongs to the user {ANN}" in done.stderr) == (6, True)
 
 
 def test_a_lease_with_a_text_for_a_number_is_an_error_with_the_next_step(node: Node) -> None:

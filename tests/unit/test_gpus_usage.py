@@ -86,7 +86,7 @@ def test_what_began_before_the_window_is_cut_off_and_what_ended_before_is_none(
     assert told("--since", "2h")["total"]["usd"] == pytest.approx(4, abs=0.05)
     said = told("--since", "30m")
     assert (said["rows"], said["total"]["gpu_hours"]) == ([], 0)
-    assert "nothing was leased since" in said["message"]
+    assert "no lease since" in said["message"]
 
 
 def test_a_clock_that_was_set_back_meanwhile_costs_nobody_hours(folder: Path, told: Told) -> None:
@@ -156,7 +156,7 @@ def test_without_a_price_there_is_no_money_and_the_reason_says_how(folder: Path,
 def test_a_missing_store_is_told_and_not_made(folder: Path, told: Told) -> None:
     said = told()
     assert (said["rows"], said["total"]["uses"]) == ([], 0)
-    assert "nobody has leased anything" in said["message"]
+    assert "this machine has no leases yet" in said["message"]
     assert not (folder / "leases").exists()
 
 

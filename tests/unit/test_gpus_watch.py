@@ -240,4 +240,4 @@ def test_insights_are_one_look_and_exit_1_where_something_is_sick(
     text = capsys.readouterr().out
     assert "error    ecc-uncorrected: GPU-" in text
     assert "info     persistence-off: GPU-" in text
-    assert "not run, for that it takes longer: leased-idle" in text
+    assert "not run, they need a longer watch: leased-idle" in text

@@ -34,7 +34,7 @@ def test_what_healthy_nvswitch_machines_log_is_noted_and_what_nobody_has_judged_
     outcome, note = evaluate_check("gpu.xid", data, profile="node")
     assert outcome == "passed"
     assert note.startswith(
-        "2 that blame no hardware: NVRM: Xid (PCI:0000:00:1e): 9999, new = Xid 9999: not in"
+        "2 events that do not blame the hardware: NVRM: Xid (PCI:0000:00:1e): 9999, new = Xid 9999: not in"
     )
     data["gpus"]["xids"].append(switch.format("Fatal"))
     assert evaluate_check("gpu.xid", data, profile="node")[0] == "failed"
@@ -81,7 +81,7 @@ def test_what_has_mig_on_needs_no_nvlink_and_no_peers_and_it_is_said() -> None:
     )
     outcome, note = evaluate_check("multi-gpu.nvlink", data)
     assert outcome == "passed"
-    assert note == "12 links on GPU 1 (00000000:00:1F.0); MIG is on, links not judged: GPU 0"
+    assert note == "12 links on GPU 1 (00000000:00:1F.0); MIG is on, links not checked: GPU 0"
     later("2/errors/recovery", 1)(data)
     assert (
         evaluate_check("multi-gpu.nvlink", data)[0] == "failed"

@@ -392,7 +392,7 @@ def test_a_copy_onto_a_full_disk_names_the_copy(tmp_path: Path) -> None:
 def test_credentials_in_an_address_are_refused_and_not_shown(url: str) -> None:
     with pytest.raises(UsageError) as caught:
         refuse_credentials(url, "--roles", where="the machine's user data")
-    assert caught.value.message.startswith("--roles holds credentials for ")
+    assert caught.value.message.startswith("--roles has credentials for ")
     assert "hunter2" not in f"{caught.value.message} {caught.value.hint} {caught.value.details}"
 
 
@@ -403,21 +403,21 @@ def test_an_address_without_credentials_is_none_to_refuse(url: str) -> None:
 
 def test_runners_are_registered_without_credentials_in_their_address() -> None:
     url = "https://bob:hunter2@github.com/org"
-    with pytest.raises(UsageError, match=r"--runners holds credentials for github\.com"):
+    with pytest.raises(UsageError, match=r"--runners has credentials for github\.com"):
         _require_runners(Settings(runners=Runners(url, "image")))
 
 
 def test_options_with_credentials_are_refused_before_anything_else(tmp_path: Path) -> None:
     wanted: Any = None  # not looked at
     url = "https://bob:hunter2@git.example/k.git"
-    with pytest.raises(UsageError, match=r"--roles holds credentials for git\.example"):
+    with pytest.raises(UsageError, match=r"--roles has credentials for git\.example"):
         UpOptions(roles=f"{url}@{'a' * 40}")
-    with pytest.raises(UsageError, match=r"--roles holds credentials for git\.example"):
+    with pytest.raises(UsageError, match=r"--roles has credentials for git\.example"):
         UpOptions(roles=url)
     options = run.ExportOptions(
         tmp_path / "disk.iso", to="installer", url="http://bob:hunter2@server/disk.raw.zst"
     )
-    with pytest.raises(UsageError, match="--url holds credentials for server"):
+    with pytest.raises(UsageError, match="--url has credentials for server"):
         run._check_request(options, wanted, "ami-1", None)
 
 

@@ -180,7 +180,7 @@ def test_a_duration(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "h", "-3", "5 m", "inf", "nan", "1h30", "30m1", "9" * 400])
 def test_no_duration(text: str) -> None:
-    with pytest.raises(UsageError, match="is no duration") as raised:
+    with pytest.raises(UsageError, match="is not a duration") as raised:
         Duration.parse(text, "--for")
     assert "wanted such as 90s" in raised.value.hint
 
@@ -240,7 +240,7 @@ def test_no_range(text: str, says: str) -> None:
 def test_a_whole_number() -> None:
     assert whole("7", "--count") == 7
     for text in ("", "two", "1.5", "-1", "9" * 5000):
-        with pytest.raises(UsageError, match="is no whole number of 0 or more"):
+        with pytest.raises(UsageError, match="is not a whole number of 0 or more"):
             whole(text, "--count")
 
 

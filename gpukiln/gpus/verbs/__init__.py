@@ -1,4 +1,8 @@
-"""The verbs, in the order in which they are listed, by the module that has each."""
+"""The verbs of gpukiln-gpu by module, in the order of the help.
+
+A module declares its verbs in VERBS: `verb.Verb` with the options, a function that answers and one that
+prints.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import importlib
 
 from gpukiln.gpus.verb import Verb
 
+# A table, not a search in the folder: `gpukiln-gpu VERB` then imports one module only.
 MODULES = {
     "devices": ("list", "show", "memory", "processes", "topology"),
     "lease": ("lease", "run", "release", "renew", "leases"),
@@ -21,7 +26,10 @@ MODULES = {
 
 
 def verbs(name: str = "") -> dict[str, Verb]:
-    """The verbs of the module that has one, or all where none has it: the others need no reading then."""
+    """The verbs of the module that has the verb `name`; all verbs where no module has it.
+
+    Importing one module in place of ten makes the start of a zipapp faster.
+    """
     only = [module for module, names in MODULES.items() if name in names]
     by_name: dict[str, Verb] = {}
     for module in only or MODULES:

@@ -1,4 +1,4 @@
-"""The verb args: how a container or a unit is given the devices of a lease."""
+"""The verb args: options that pass the devices of a lease to a container or a systemd unit."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from gpukiln.units import Memory
 
 @dataclass(frozen=True)
 class ContainerArguments:
-    """How devices are given.
+    """The options for a container engine or a unit.
 
     Args:
         engine: docker, podman, compose or systemd.
-        by: Of Docker and Podman what gives them: cdi, hook or runtime; null for the others.
+        by: For Docker and Podman cdi, hook or runtime; null for compose and systemd.
         devices: UUIDs.
-        lines: Words of a command line; of compose and systemd lines of a file.
-        device_request: What Docker's API takes; null for other engines.
+        lines: Words of a command line; for compose and systemd the lines of a file.
+        device_request: The DeviceRequest for Docker's API; null for other engines.
     """
 
     node: str
@@ -51,7 +51,9 @@ class ContainerArguments:
 
 def _args(options: Options) -> ContainerArguments:
     if options.engine not in ENGINES:
-        raise UsageError(f"--engine {options.engine!r}", hint=f"there are {', '.join(ENGINES)}")
+        raise UsageError(f"--engine {options.engine!r}", hint=f"known are {', '.join(ENGINES)}")
+    # An option that no engine can keep exists to say so, with what limits memory; ignoring it would be a
+    # promise.
     if options.gpu_memory_limit:
         raise memory_limit_error(
             Memory.parse(options.gpu_memory_limit, "--gpu-memory-limit").mib, collect().devices
@@ -59,12 +61,17 @@ def _args(options: Options) -> ContainerArguments:
     lease = open_leases().find(options.lease) if options.lease else None
     if lease is None:
         raise UsageError(
-            f"{options.lease or 'no lease'} is no lease that holds", hint="`gpukiln-gpu leases` lists them"
+            f"{options.lease or 'no lease'} is not an active lease",
+            hint="`gpukiln-gpu leases` lists the active ones",
         )
+    # AMD's containers need other device nodes, and none of these methods passes them.
     if "ROCR_VISIBLE_DEVICES" in device_environment(lease.uuids):
-        raise IncompatibleError("args is not for amd yet", hint="gpukiln-gpu run, without a container")
+        raise IncompatibleError(
+            "args does not support AMD's GPUs yet", hint="run `gpukiln-gpu run` without a container"
+        )
     capabilities = [word.strip() for word in options.capabilities.split(",") if word.strip()]
     asked = options.engine in ("docker", "podman")
+    # compose and systemd are files for another machine or a later time: no engine is asked.
     by = injection_method(read_engine(options.engine), lease.uuids) if asked else None
     allowed = device_nodes(lease.uuids, collect().devices) if options.engine == "systemd" else ()
     return ContainerArguments(
@@ -89,12 +96,16 @@ def _show(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> Non
 VERBS = (
     Verb(
         "args",
-        "What gives a container, a Compose service or a unit the devices of a lease.",
+        "Print the options that pass a lease's devices to a container, a Compose service or a systemd unit.",
         (
-            Option("lease", "its id, for example L-42", first=True),
+            Option("lease", "id of the lease, for example L-42", first=True),
             Option("engine", "docker, podman, compose or systemd", default="docker"),
-            Option("capabilities", "what of the driver it gets", default=",".join(CAPABILITIES)),
-            Option("gpu_memory_limit", "refused: says what can be had instead", value="8GiB"),
+            Option(
+                "capabilities",
+                "capabilities of the driver for the container, separated by commas",
+                default=",".join(CAPABILITIES),
+            ),
+            Option("gpu_memory_limit", "not supported by any engine: prints the alternatives", value="8GiB"),
         ),
         _args,
         _show,

@@ -1,4 +1,4 @@
-"""The verb cuda: the driver, and what of CUDA runs on it."""
+"""The verb cuda: the driver, and which CUDA installations run on it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from gpukiln.options import Option
 
 @dataclass(frozen=True)
 class CudaReport(Snapshot):
-    """The driver, and each CUDA that was found or named; devices are NVIDIA's GPUs, processes null.
+    """The driver and the CUDA installations; devices are NVIDIA's GPUs, processes null.
 
     Args:
-        not_compiled_for: What toolkits of these versions can't compile for, in words.
-        not_looked_at: What could not be looked at, and why.
-        exit_code: 1 where an image that was named does not run on this driver.
+        not_compiled_for: The GPUs for which a toolkit can't compile, in words.
+        not_looked_at: What could not be examined, and why.
+        exit_code: 1 where an image of --image does not run on this driver.
     """
 
     found: tuple[CudaInstallation, ...] = ()
@@ -44,8 +44,9 @@ def _cuda(options: Options) -> CudaReport:
     seen = collect()
     if seen.source == "amd-smi":
         raise IncompatibleError(
-            "cuda is not for amd yet", hint="hipconfig and rocminfo say what of ROCm there is"
+            "cuda does not support AMD's GPUs yet", hint="run `hipconfig` and `rocminfo` for ROCm"
         )
+    # Without the library the loaded module still says which driver it is.
     driver = seen.driver.version or seen.driver.module
     gpus = tuple(device for device in seen.devices if device.kind == "gpu" and device.vendor == "nvidia")
     others = not_data_center([gpu.name for gpu in gpus])
@@ -57,6 +58,7 @@ def _cuda(options: Options) -> CudaReport:
         else False
     )
     return CudaReport(
+        # vars(), not asdict(): nested values stay dataclasses.
         **{**vars(seen), "devices": gpus, "processes": None},
         found=tuple(installations),
         not_compiled_for=tuple(_not_compiled(gpus, installations)),
@@ -66,7 +68,7 @@ def _cuda(options: Options) -> CudaReport:
 
 
 def _not_compiled(gpus: tuple[Device, ...], installations: list[CudaInstallation]) -> list[str]:
-    """Toolkits that can't compile for a GPU of this machine (the catalogue's architectures)."""
+    """A sentence for each toolkit that can't compile for a GPU of this machine, by the catalogue."""
     return [
         f"CUDA {installation.cuda} ({installation.where}) does not compile for {name}: {compiler} does"
         for name in sorted({gpu.architecture for gpu in gpus if gpu.architecture})
@@ -81,7 +83,9 @@ def _show(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> Non
     print_head(node, print)
     driver = node["driver"]
     if driver["module"] and driver["version"] and driver["module"] != driver["version"]:
-        print(f"the loaded module is {driver['module']}, the library {driver['version']}: reboot")
+        print(
+            f"the loaded module is {driver['module']}, the library is {driver['version']}: reboot the machine"
+        )
     if driver["flavour"]:
         print(f"kernel module: {driver['flavour']}")
     rows = [
@@ -97,7 +101,7 @@ def _show(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> Non
         for row in node["found"]
     ]
     for line in table(("KIND", "NAME", "CUDA", "HERE", "WHY", "WHERE"), rows) or [
-        "nothing of CUDA was found"
+        "no CUDA installation was found"
     ]:
         print(line)
     for line in node["not_compiled_for"]:
@@ -107,11 +111,13 @@ def _show(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> Non
 VERBS = (
     Verb(
         "cuda",
-        "The driver, and whether each toolkit, wheel and container image runs on it.",
+        "Show the driver, and whether each toolkit, wheel and container image runs on it.",
         (
-            Option("image", "this container image instead of everything; as often as wanted", default=()),
+            Option("image", "check only this container image; may be repeated", default=()),
             Option(
-                "python", "the Python whose wheels are looked at, instead of the one on PATH", value="FILE"
+                "python",
+                "the Python interpreter whose wheels are listed; default: the one on PATH",
+                value="FILE",
             ),
         ),
         _cuda,

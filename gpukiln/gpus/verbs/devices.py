@@ -1,4 +1,4 @@
-"""The verbs that only look: list, show, memory, processes, topology."""
+"""The verbs that show GPUs: list, show, memory, processes, topology."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from gpukiln.gpus.verb import Options, Verb
 from gpukiln.options import Option
 from gpukiln.units import Duration
 
+# `print` of the caller: cli.py replaces control characters in everything that users have typed.
 Print = Callable[[str], None]
 GPU_OPTION = Option(
-    "gpu", "only this one: its UUID or the beginning of it, its index or its PCI address", first=True
+    "gpu", "only this GPU: its UUID or the beginning of it, its index or its PCI address", first=True
 )
 
 
 @dataclass(frozen=True)
 class DevicesReport(Snapshot):
-    """Some of the devices of a machine, as in a snapshot.
+    """Some devices of a machine, as in a snapshot.
 
     Args:
-        processes: On these devices; null where they were not asked for.
-        best: The group of GPUs that was asked for; null where none was.
+        processes: The processes on these devices; null where the verb does not show them.
+        best: The group of --best; null without that option.
     """
 
     best: GpuGroup | None = None
@@ -35,10 +36,10 @@ class DevicesReport(Snapshot):
 
 
 def select_devices(snap: Snapshot, name: str) -> tuple[Device, ...]:
-    """The devices that a name means, a GPU with its MIG devices; all for no name.
+    """The device of a name, a GPU with its MIG devices; all devices for an empty name.
 
     Raises:
-        UsageError: It means none, or several.
+        UsageError: No device, or several, have that name.
     """
     if not name:
         return snap.devices
@@ -46,9 +47,9 @@ def select_devices(snap: Snapshot, name: str) -> tuple[Device, ...]:
     if named is None:
         there = [f"{device.index}: {device.title}" for device in snap.devices if device.kind == "gpu"]
         raise UsageError(
-            f"--gpu {name!r} names none of this machine's {len(there)} GPUs, or several",
+            f"--gpu {name!r} matches none of this machine's {len(there)} GPUs, or several of them",
             details=tuple(there),
-            hint="name it by its UUID or the beginning of it, its index or its PCI address",
+            hint="pass its UUID or the beginning of it, its index or its PCI address",
         )
     return (named, *(part for part in snap.devices if part.parent and part.parent == named.uuid))
 
@@ -78,13 +79,13 @@ def _show(options: Options) -> DevicesReport:
 def _topology(options: Options) -> DevicesReport:
     snap = snapshot()
     if snap.source == "amd-smi":
-        raise IncompatibleError("topology is not for amd yet", hint="amd-smi topology")
+        raise IncompatibleError("topology does not support AMD's GPUs yet", hint="run `amd-smi topology`")
     best = best_group(snap.devices, options.best, free=options.free) if options.best else None
     return _report(snap, tuple(device for device in snap.devices if device.kind == "gpu"), best=best)
 
 
 def print_head(node: dict[str, Any], print: Print) -> bool:
-    """Say which machine and driver; returns whether there are devices to show."""
+    """Print the machine and its driver; returns whether there are devices to show."""
     driver = node["driver"]
     parts = [f"node {node['node']}"]
     if driver["version"] or driver["module"]:
@@ -114,7 +115,7 @@ def print_head(node: dict[str, Any], print: Print) -> bool:
 
 
 def lease_holders(device: dict[str, Any]) -> str:
-    """Who has a device, for a table."""
+    """The leases on a device with their users, for a table."""
     return ", ".join(
         f"{mark['id']} {mark['user']}"
         + (f" {Duration(mark['expires_in_s']).shown}" if mark["expires_in_s"] is not None else "")
@@ -136,6 +137,7 @@ def _show_list(node: dict[str, Any], _: Options, print: Print) -> None:
         if device["kind"] == "mig":
             model = device["profile"] or model
         elif device["compute_capability"]:
+            # As CUDA's compilers name the architecture: -arch=sm_80.
             model += f" sm_{device['compute_capability'].replace('.', '')}"
         memory = (
             f"{gib(device['memory_used_mib'])}/{gib(device['memory_total_mib'])} GiB"
@@ -150,6 +152,8 @@ def _show_list(node: dict[str, Any], _: Options, print: Print) -> None:
         mig = {None: "-", True: "on", False: "off"}[device["mig_enabled"]]
         names = list(dict.fromkeys(finding["id"] for finding in device["findings"]))
         word = ", ".join(name for name in names if name != device["health"])
+        # States in which the GPU gets no work are in capital letters: they must not be overlooked in a long
+        # table.
         if device["health"] not in ("ok", "warning"):
             word = device["health"].upper() + (f" ({word})" if word else "")
         rows.append(
@@ -169,6 +173,7 @@ def _show_list(node: dict[str, Any], _: Options, print: Print) -> None:
     titles = ("#", "UUID", "MODEL", "MEM USED/TOTAL", "UTIL", "TEMP", "POWER", "MIG", "HEALTH", "LEASE")
     for line in table(titles, rows, "UTIL TEMP POWER"):
         print(line)
+    # One line for each remedy, however many GPUs have the fault.
     remedies: dict[str, None] = {}
     for device in node["devices"]:
         for finding in device["findings"]:
@@ -178,6 +183,7 @@ def _show_list(node: dict[str, Any], _: Options, print: Print) -> None:
         print(line)
 
 
+# Every field of `Device` that `show` prints, in its order; what is null is left out and listed at the end.
 SHOWN_FIELDS = (
     (
         "identity",
@@ -217,9 +223,8 @@ def _show_devices(node: dict[str, Any], _: Options, print: Print) -> None:
         return
     for device in node["devices"]:
         print("")
-        print(
-            f"{device_number(device).strip()}  {device['name'] or device['uuid'] or 'GPU'}   {device['health']}"
-        )
+        name = device["name"] or device["uuid"] or "GPU"
+        print(f"{device_number(device).strip()}  {name}   {device['health']}")
         for title, names in SHOWN_FIELDS:
             cells = [
                 f"{_plain_name(name)} {_word(device[name])}" for name in names if device[name] is not None
@@ -230,13 +235,15 @@ def _show_devices(node: dict[str, Any], _: Options, print: Print) -> None:
             print(f"  {finding['severity']:17} {finding['id']}: {finding['message']}")
         print(f"  {'lease':17} {lease_holders(device) or 'none'}")
         if device["not_allocatable_because"]:
-            print(f"  {'not to be had':17} {'; '.join(device['not_allocatable_because'])}")
+            print(f"  {'not allocatable':17} {'; '.join(device['not_allocatable_because'])}")
         mine = [p for p in node["processes"] or () if p["device"] == device["uuid"]]
         for process in mine:
             whose = process["user"] or process["state"]
             print(f"  {'process':17} {process['pid']} {whose} {process['command'] or ''}")
+        # Grouped by reason: a lost GPU has the same reason for sixty fields.
         missing: dict[str, list[str]] = {}
         for name, why in device["unavailable"].items():
+            # "it is not a MIG device" and such are no missing values.
             if not why.startswith("it is "):
                 missing.setdefault(why, []).append(name)
         for why, fields in missing.items():
@@ -285,7 +292,7 @@ def _show_memory(node: dict[str, Any], _: Options, print: Print) -> None:
     titles = ("#", "UUID", "TOTAL", "USED", "RESERVED", "FREE", "BAR1", "LEASE")
     for line in table(titles, rows, "TOTAL USED RESERVED FREE BAR1"):
         print(line)
-    print("GiB; reserved is the driver's own share.")
+    print("Amounts in GiB. RESERVED is memory of the driver.")
 
 
 def _show_processes(node: dict[str, Any], _: Options, print: Print) -> None:
@@ -322,13 +329,14 @@ def _show_topology(node: dict[str, Any], _: Options, print: Print) -> None:
     indices = [gpu["index"] for gpu in node["devices"]]
     rows = []
     for gpu in node["devices"]:
+        # By index, not by UUID: a lost peer has no UUID.
         ways = {peer["index"]: peer for peer in gpu["peers"]}
         cells = ["self" if n == gpu["index"] else _link_text(ways.get(n)) for n in indices]
         rows.append((f"GPU {gpu['index']}", *cells, value_text(gpu["numa_node"]), gpu["cpus"] or "-"))
     titles = ("", *(f"GPU {n}" for n in indices), "NUMA", "CPUS")
     for line in table(titles, rows):
         print(line)
-    print("NV12: joined by 12 NVLinks; else what both hang on. * : they don't read each other's memory.")
+    print("NV12: joined by 12 NVLinks; else the nearest common ancestor. *: no peer access to memory.")
     if node["best"]:
         print(f"best {len(node['best']['uuids'])}: {','.join(node['best']['uuids'])}")
         print(f"  {node['best']['why']}")
@@ -355,29 +363,32 @@ def _link_text(peer: dict[str, Any] | None) -> str:
     return way + ("" if peer["p2p"] in ("ok", None) else "*")
 
 
-FREE_OPTION = Option("free", "only what could be leased now", default=False)
+FREE_OPTION = Option("free", "only devices that can be leased now", default=False)
 VERBS = (
     Verb(
         "list",
-        "One row a GPU, and one a MIG device: what it is, what it does, how it is, who has it.",
+        "List GPUs and MIG devices: model, memory, utilization, temperature, power, health and leases.",
         (GPU_OPTION, FREE_OPTION),
         _list,
         _show_list,
         examples=("--free", "--json"),
     ),
-    Verb("show", "Everything that is known of the GPUs.", (GPU_OPTION,), _show, _show_devices),
-    Verb("memory", "Who has how much of each GPU's memory.", (GPU_OPTION,), _show, _show_memory),
+    Verb("show", "Show every known value of the GPUs.", (GPU_OPTION,), _show, _show_devices),
+    Verb("memory", "Show how much memory of each GPU its processes use.", (GPU_OPTION,), _show, _show_memory),
     Verb(
         "processes",
-        "The processes on the GPUs: user, container, and the lease that covers each.",
+        "List the processes on the GPUs with user, container and lease.",
         (GPU_OPTION,),
         _show,
         _show_processes,
     ),
     Verb(
         "topology",
-        "How the GPUs reach each other; the best group of several.",
-        (Option("best", "also name the best linked group of so many", default=0, value="N"), FREE_OPTION),
+        "Show the links between GPUs, and the best linked group.",
+        (
+            Option("best", "also print the best linked group of this many GPUs", default=0, value="N"),
+            FREE_OPTION,
+        ),
         _topology,
         _show_topology,
     ),

@@ -1,4 +1,4 @@
-"""The verbs env and compute: an environment for machine learning, and whether GPUs compute."""
+"""The verbs env and compute: an environment for machine learning, and a check that GPUs compute."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from gpukiln.options import Option
 from gpukiln.probe.cuda import cuda
 from gpukiln.units import Duration
 
+# Without cuda, which is the environment's here, and without the options of shared GPUs.
 REQUEST_NAMES = (
     "count",
     "memory",
@@ -46,11 +47,11 @@ REQUEST_NAMES = (
 
 @dataclass(frozen=True)
 class EnvironmentReport:
-    """An environment.
+    """An environment for machine learning.
 
     Args:
-        lease: Null for a rehearsal.
-        started: Null for a rehearsal.
+        lease: Null with --dry-run.
+        started: Null with --dry-run.
     """
 
     node: str
@@ -62,12 +63,12 @@ class EnvironmentReport:
 
 @dataclass(frozen=True)
 class GpuComputation:
-    """What one GPU computed.
+    """The computation of a GPU.
 
     Args:
-        elements: How many numbers were computed and compared.
-        kernel_ms: What the kernel took; null where it did not come so far.
-        h2d_gb_s: From the host's memory to the GPU's; d2h_gb_s back. Null likewise.
+        elements: Number of results that were compared.
+        kernel_ms: Duration of the kernel; null where it did not run.
+        h2d_gb_s: Rate of copies from the host's memory to the GPU's, d2h_gb_s back; null like kernel_ms.
     """
 
     index: int
@@ -81,11 +82,11 @@ class GpuComputation:
 
 @dataclass(frozen=True)
 class ComputeReport:
-    """Whether the GPUs that CUDA shows compute.
+    """The computations of all GPUs that CUDA shows.
 
     Args:
-        cuda: The version that the driver brings; null where it does not answer.
-        problems: Why not, a line each.
+        cuda: The driver's CUDA version; null where it does not answer.
+        problems: What failed, one line each.
     """
 
     node: str
@@ -100,7 +101,9 @@ def _compute(_: Options) -> ComputeReport:
     problems = [measured["error"]] if measured["error"] else []
     for gpu in measured["gpus"]:
         if not gpu["ok"]:
-            problems.append(f"GPU {gpu['index']} {gpu['name'] or ''}: {gpu['error'] or 'computes wrong'}")
+            problems.append(
+                f"GPU {gpu['index']} {gpu['name'] or ''}: {gpu['error'] or 'its results are wrong'}"
+            )
     gpus = tuple(
         GpuComputation(
             gpu["index"],
@@ -113,6 +116,7 @@ def _compute(_: Options) -> ComputeReport:
         )
         for gpu in measured["gpus"]
     )
+    # 4 where CUDA shows no GPU: nothing was computed, so nothing failed.
     code = 0 if gpus and not problems else 1 if gpus else 4
     return ComputeReport(socket.gethostname(), measured["driver_version"], gpus, tuple(problems), code)
 
@@ -127,15 +131,17 @@ def _show_compute(node: dict[str, Any], _: Options, print: Callable[[str], None]
 
 def _env(options: Options) -> EnvironmentReport:
     if options.docker and options.podman:
-        raise UsageError("--docker and --podman", hint="one of them")
+        raise UsageError("both --docker and --podman are given", hint="pass one of them")
+    # See `mig_warning`: the other MIG devices would stay idle, which an environment can't repair.
     if options.mig and int(options.count) > 1:
         raise IncompatibleError(
-            f"{options.count} MIG devices for one environment: a program of CUDA uses one alone",
-            hint="one with --mig, or whole GPUs",
+            f"{options.count} MIG devices for one environment: a CUDA program uses only one",
+            hint="request one MIG device, or whole GPUs",
         )
     kind = WHEELS if options.wheels else IMAGE
     leases, who = open_leases(), whoami(options.project)
     snap = leases.take_snapshot()
+    # Before the lease: an unusable driver or a framework that can't run needs no GPU to find out.
     kept.check_usable(snap)
     gpus = [device for device in snap.devices if device.kind == "gpu" and device.readable]
     choice = choose(options.framework, kind, options.cuda, snap.driver.version, gpus)
@@ -159,11 +165,12 @@ def _env(options: Options) -> EnvironmentReport:
             started = start_container(choice, granted, engine, say)
         else:
             started = start_wheels(choice, granted, Path(options.folder or _folder(choice)), say)
+    # Also on Ctrl-C: a lease without its environment would keep the GPUs.
     except BaseException:
         _close(granted.descriptors)
         leases.release(granted.lease, who, force=True)
         raise
-    _close(granted.descriptors)  # the container keeps the lease from here on
+    _close(granted.descriptors)  # from here on the container or the deadline keeps the lease
     return EnvironmentReport(snap.node, choice, lease_report(granted.lease), started, 0)
 
 
@@ -177,7 +184,7 @@ def _close(descriptors: tuple[int, ...]) -> None:
 
 
 def say(text: str) -> None:
-    """A notice for people."""
+    """Print a notice to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -186,10 +193,10 @@ def _show_env(node: dict[str, Any], _: Options, print: Callable[[str], None]) ->
     print(f"{choice['framework']} {choice['version']}, CUDA {choice['cuda']}: {choice['verdict']['why']}")
     print(choice["image"] or " ".join(choice["wheels"]))
     if started is None:
-        print("a rehearsal: nothing was leased, nothing was started")
+        print("--dry-run: nothing was leased, nothing was started")
         return
     for line in started["evidence"]:
-        print(f"proven: {line}")
+        print(f"verified: {line}")
     print(f"lease: {node['lease']['id']} on {', '.join(node['lease']['devices'])}")
     print(f"enter: {shlex.join(started['enter'])}")
     print(f"end:   {shlex.join(started['end'])}")
@@ -198,17 +205,17 @@ def _show_env(node: dict[str, Any], _: Options, print: Callable[[str], None]) ->
 VERBS = (
     Verb(
         "env",
-        "An environment for machine learning on GPUs of its own, chosen by the driver and proven.",
+        "Start an environment for machine learning on leased GPUs, selected for the driver and verified.",
         (
             Option("framework", "pytorch, tensorflow or jax", default="pytorch"),
-            Option("cuda", "the CUDA version that it is built with, or auto", default="auto"),
-            Option("wheels", "a virtual environment of wheels instead of a container", default=False),
-            Option("folder", "where the virtual environment is made", value="FOLDER"),
-            Option("docker", "with Docker, as without a word", default=False),
-            Option("podman", "with Podman", default=False),
+            Option("cuda", "the CUDA version of the environment, or auto", default="auto"),
+            Option("wheels", "a virtual environment of wheels in place of a container", default=False),
+            Option("folder", "folder of the virtual environment", value="FOLDER"),
+            Option("docker", "use Docker, the default", default=False),
+            Option("podman", "use Podman", default=False),
             *(option for option in REQUEST_OPTIONS if option.name in REQUEST_NAMES),
             DURATION_OPTION,
-            Option("dry_run", "lease and start nothing, say what would be", default=False),
+            Option("dry_run", "print what would be started, without a lease", default=False),
         ),
         _env,
         _show_env,
@@ -217,7 +224,7 @@ VERBS = (
     ),
     Verb(
         "compute",
-        "Whether every GPU that CUDA shows computes, by the suite's check.",
+        "Check that every GPU that CUDA shows computes, by the check of the host suite.",
         (),
         _compute,
         _show_compute,

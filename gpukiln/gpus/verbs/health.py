@@ -1,4 +1,4 @@
-"""The verb health: the suite's cheap rules about GPUs, on the node, between verifications."""
+"""The verb health: the cheap checks of the host suite about GPUs, on the node, between verifications."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ Print = Callable[[str], None]
 SICK, HEALTHY, UNKNOWN = "sick", "well", "unknown"
 OUTCOME_WORDS: dict[str, str] = {
     outcome: outcome.replace("_", " ") for outcome in OUTCOMES
-}  # as the suite prints them
-BAD_HEALTH = ("sick", "lost", "hung")  # health of a GPU that makes its node sick
+}  # as the host suite prints them
+BAD_HEALTH = ("sick", "lost", "hung")  # a GPU with this health makes its node sick
 STATES = ("ok", "warning", *BAD_HEALTH, "unknown")
-# Without these nobody knows whether a node is well.
+# Without the result of one of these the state of the node is unknown.
 DECISIVE_CHECKS = tuple(rule.id for rule in (rules.NVML, rules.XID, rules.ECC, rules.MEMORY_REPAIR))
-GATHER_S, HOOK_S = 240.0, 600.0
-STATE_FILE = "gpus-health.json"  # beside the folder of the leases, which the group may write
-OUTPUT_CHARS = 500  # of what a hook said, from its end
-# node-problem-detector: 0 no problem, 1 a problem, any other nothing is known; it cuts the message at
-# max_output_length, 80 unless it is told otherwise (its pkg/custompluginmonitor).
+GATHER_S, HOOK_S = 240.0, 600.0  # time limits of gathering the facts, and of the hook
+STATE_FILE = "gpus-health.json"  # next to the folder of the leases
+OUTPUT_CHARS = 500  # of the end of a hook's output
+# node-problem-detector: 0 is no problem, 1 is a problem, any other code is unknown; it cuts messages at
+# max_output_length, by default 80 characters (its pkg/custompluginmonitor).
 NPD_CODES = {HEALTHY: 0, SICK: 1, UNKNOWN: 2}
 NPD_CHARS = 80
 
 
 @dataclass(frozen=True)
 class GpuCheckResult:
-    """A check of the suite on this node.
+    """The result of a check on this node.
 
     Args:
-        id: As in the suite's reports.
-        outcome: As there; not_run: no GPU reports what it needs; not_reached: nothing is known.
-        reason: What was measured, or why it is so.
-        findings: What failed it; empty where it did not fail. By an error the node should get no work.
+        id: As in the reports of the host suite.
+        outcome: not_run: no GPU reports what the check needs; not_reached: the facts are missing.
+        reason: What was measured, or the reason of the outcome.
+        findings: Why it failed; with an error among them the node should get no work.
     """
 
     id: str
@@ -74,12 +74,12 @@ class GpuCheckResult:
 
 @dataclass(frozen=True)
 class HookRun:
-    """What came of the hook.
+    """A run of the hook.
 
     Args:
-        old: The state that it knew.
-        exit_code: Of the program; 124: it did not end in time.
-        output: The end of it.
+        old: The state of which the hook was last informed.
+        exit_code: Of the program; 124 where it did not end in time.
+        output: The end of its output.
     """
 
     program: str
@@ -91,19 +91,20 @@ class HookRun:
 
 @dataclass(frozen=True)
 class GpuHealth:
-    """How a node is.
+    """The health of a node.
 
     Args:
         taken_at: RFC 3339, UTC.
-        state: sick: it should get no work; well; unknown: something that would tell could not be reached.
-        message: Why, in one line.
+        state: sick: it should get no work; well; unknown: a decisive check could not run.
+        message: The reason, in one line.
         checks: Empty where the machine has no GPU.
         gpus: As in a snapshot.
-        faults: What the kernel's log of this boot says, a finding for each device and fault. The object
-            is the PCI address without its function, empty where the log names none; the evidence has kind
-            (Xid, SXid of an NVSwitch, or the id of a fault without a number), number (0 without one), count
-            and blames_hardware (the machine is to blame, and not what ran on it).
-        hook: Null where none was run.
+        faults: Faults in the kernel's log of this boot, a finding for each device and fault. The object is
+            the
+            PCI address without its function, empty where the log names none; the evidence has kind (Xid, SXid
+            of an NVSwitch, or the id of a fault without a number), number (0 for none), count and
+            blames_hardware (the machine caused it, not the program).
+        hook: Null where no hook ran.
     """
 
     node: str
@@ -119,7 +120,7 @@ class GpuHealth:
 
 
 class GatheredFacts(Mapping[str, Any]):
-    """What was gathered, read as by the suite's `Facts`, which know profiles, notes and remedies too."""
+    """The gathered facts, read like `Facts` of the host suite: a failed section raises NotReachedError."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._data = data
@@ -135,9 +136,9 @@ class GatheredFacts(Mapping[str, Any]):
 
 
 def gather_facts() -> dict[str, Any]:
-    """The facts that the rules want, by the suite's own functions, whatever hangs."""
+    """The facts for the rules, gathered by the functions of the host suite, within a time limit."""
     watch.start(GATHER_S)
-    watch.hung.clear()  # what hung at an earlier look is asked again
+    watch.hung.clear()  # programs that hung in an earlier run are tried again
     try:
         return gather_sections(
             {
@@ -152,10 +153,10 @@ def gather_facts() -> dict[str, Any]:
 
 
 def run_rules(data: Mapping[str, Any], *, simulated: bool) -> tuple[GpuCheckResult, ...]:
-    """What the rules say of the facts.
+    """Run the rules on the facts.
 
     Args:
-        simulated: Whether the GPUs are a double, on no bus.
+        simulated: Whether the GPUs are simulated, which are on no bus.
     """
     read = GatheredFacts(data)
     more: dict[str, tuple[Any, ...]] = {
@@ -173,7 +174,7 @@ def run_rules(data: Mapping[str, Any], *, simulated: bool) -> tuple[GpuCheckResu
             and results
             and results[0].outcome != "passed"
         ):
-            why = f"{results[0].id} {OUTCOME_WORDS[results[0].outcome]}"  # as the suite's `after`
+            why = f"{results[0].id} {OUTCOME_WORDS[results[0].outcome]}"  # as `after` in the host suite
             result = replace(result, outcome="not_reached", reason=why, findings=())
         results.append(result)
     return tuple(results)
@@ -186,7 +187,7 @@ def _result(rule: rules.HealthRule, read: GatheredFacts, more: tuple[Any, ...]) 
         outcome, reason = "passed", rule.evaluate(read, *more)
     except rules.FaultError as error:
         outcome, reason, findings = "failed", str(error), error.findings
-    except AssertionError as error:  # NVML gave an error in a value's place: no fault is established by that
+    except AssertionError as error:  # NVML could not read a value, which shows no fault of the GPU
         outcome, reason = "failed", str(error)
         findings = (Finding(rule.id, "warning", reason, remedy=rule.fix),)
     except NotReportedError as error:
@@ -201,7 +202,7 @@ def _table() -> dict[int, dict[str, Any]]:
 
 
 def state_of(snap: Snapshot, checks: Iterable[GpuCheckResult]) -> tuple[str, str]:
-    """The node's state, and why."""
+    """The node's state and its reason."""
     checks = list(checks)
     devices = [
         (device, f"{device.title} is {device.health}: {device.findings[0].message}")
@@ -231,7 +232,9 @@ def state_of(snap: Snapshot, checks: Iterable[GpuCheckResult]) -> tuple[str, str
 
 def _health(options: Options) -> GpuHealth:
     if options.npd and options.json:
-        raise UsageError("--npd and --json", hint="one of them: node-problem-detector reads one line")
+        raise UsageError(
+            "both --npd and --json are given", hint="pass one of them: node-problem-detector reads one line"
+        )
     snap = snapshot()
     checks: tuple[GpuCheckResult, ...] = ()
     faults: tuple[Finding, ...] = ()
@@ -242,7 +245,7 @@ def _health(options: Options) -> GpuHealth:
             lines, table_of_xids = require_reached(GatheredFacts(data)["gpus"]["xids"]), _table()
             faults = tuple(event.finding(table_of_xids) for event in kernel_log.events(lines, table_of_xids))
         except (AssertionError, NotReachedError):
-            faults = ()  # gpu.xid says why
+            faults = ()  # the check gpu.xid has the reason
     state, message = state_of(snap, checks)
     bad = state == SICK or any(check.outcome == "failed" for check in checks)
     health = GpuHealth(
@@ -268,21 +271,21 @@ def _health(options: Options) -> GpuHealth:
 
 
 def run_hook_on_change(health: GpuHealth, program: str) -> GpuHealth:
-    """Run the hook where the node has turned sick or well, and remember its state.
+    """Run the hook where the node has become sick or well, and store the state.
 
-    The first look at a node that is well is no turn. A hook that fails is run again at the next look: only
-    what it was told of is remembered.
+    The state is stored after a successful hook only, so the next call repeats a hook that failed.
     """
     path = folder().with_name(STATE_FILE)
     path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path.parent, os.W_OK):
         raise RefusedError(
-            f"{path} can't be written: the hook would be run again and again", hint="run it as root"
+            f"{path} can't be written, so every call would run the hook again", hint="run the command as root"
         )
     old = read_state(path)
     if health.state in (UNKNOWN, old):
         return health
     done = None
+    # The first check of a healthy node is no change.
     if not (old == UNKNOWN and health.state == HEALTHY):
         done = _run_hook(health, program, old)
     if done is None or done.exit_code == 0:
@@ -293,18 +296,18 @@ def run_hook_on_change(health: GpuHealth, program: str) -> GpuHealth:
 
 
 def read_state(path: Path) -> str:
-    """The state that a hook was last told of; unknown where there is none."""
+    """The state of which the hook was last informed; unknown for none."""
     try:
         state = parse_json(path.read_text(encoding="utf-8"))["state"]
     except FileNotFoundError:
         return UNKNOWN
-    except (ValueError, KeyError, TypeError):  # not ours: begin anew
+    except (ValueError, KeyError, TypeError):  # damaged, or of another program
         return UNKNOWN
     return state if state in (SICK, HEALTHY) else UNKNOWN
 
 
 def _run_hook(health: GpuHealth, program: str, old: str) -> HookRun:
-    """Without a shell: the document on its standard input, both states in its environment."""
+    """Run the hook without a shell: the document on its standard input, both states in its environment."""
     words = (f"GPUKILN_NODE={health.node}", f"GPUKILN_OLD_STATE={old}", f"GPUKILN_NEW_STATE={health.state}")
     data = json.dumps(document(HEALTH, [plain(health)], [])).encode()
     done = run_unrecorded("env", *words, program, timeout=HOOK_S, data=data, waits=True)
@@ -316,7 +319,7 @@ def _run_hook(health: GpuHealth, program: str, old: str) -> HookRun:
 
 
 def metrics(health: GpuHealth) -> str:
-    """For node_exporter's textfile collector (Prometheus, text exposition format 0.0.4)."""
+    """Metrics for node_exporter's textfile collector (Prometheus, text exposition format 0.0.4)."""
     lines: list[str] = []
 
     def add(name: str, kind: str, text: str, rows: Iterable[tuple[float, dict[str, Any]]]) -> None:
@@ -333,13 +336,13 @@ def metrics(health: GpuHealth) -> str:
     add(
         "gpukiln_node_state",
         "gauge",
-        "Whether the node is in this state: sick ones should get no work.",
+        "Whether the node is in this state; a sick node should get no work.",
         ((health.state == word, {"state": word}) for word in (HEALTHY, SICK, UNKNOWN)),
     )
     add(
         "gpukiln_check_outcome",
         "gauge",
-        "Whether a check of the suite had this outcome.",
+        "Whether a check of the host suite has this outcome.",
         (
             (check.outcome == word, {"check": check.id, "outcome": word})
             for check in health.checks
@@ -355,19 +358,19 @@ def metrics(health: GpuHealth) -> str:
     add(
         "gpukiln_gpu_allocatable",
         "gauge",
-        "Whether a lease could have the device now.",
+        "Whether the device can be leased now.",
         ((gpu.allocatable, named(gpu)) for gpu in health.gpus),
     )
     add(
         "gpukiln_gpu_leases",
         "gauge",
-        "Leases of the device.",
+        "Number of leases on the device.",
         ((len(gpu.leases), named(gpu)) for gpu in health.gpus),
     )
     add(
         "gpukiln_gpu_lease_info",
         "gauge",
-        "Who has the device.",
+        "The leases on the device, with their users.",
         (
             (1, {**named(gpu), "lease": mark.id, "user": mark.user, "mode": mark.mode})
             for gpu in health.gpus
@@ -395,7 +398,7 @@ def metrics(health: GpuHealth) -> str:
     add(
         "gpukiln_health_timestamp_seconds",
         "gauge",
-        "When this was written, since the epoch.",
+        "Time of these metrics, in seconds since the epoch.",
         ((round(time.time(), 3), {}),),
     )
     return "\n".join(lines) + "\n"
@@ -406,7 +409,7 @@ def _escaped(value: Any) -> str:
 
 
 def npd_line(node: dict[str, Any]) -> str:
-    """One line of ASCII, short enough that node-problem-detector does not cut it."""
+    """One line of ASCII, short enough for node-problem-detector."""
     text = (
         " ".join(f"{node['state']}: {node['message']}".split())
         if node["state"] != HEALTHY
@@ -435,9 +438,8 @@ def _show(node: dict[str, Any], options: Options, print: Print) -> None:
         for finding in gpu["findings"]:
             print(f"{short_uuid(gpu['uuid'])}: {finding['severity']}: {finding['message']}")
     for fault in node["faults"]:
-        print(
-            f"{fault['evidence']['count']} x {fault['message']}{'; ' * bool(fault['remedy'])}{fault['remedy']}"
-        )
+        remedy = f"; {fault['remedy']}" if fault["remedy"] else ""
+        print(f"{fault['evidence']['count']} x {fault['message']}{remedy}")
     if node["hook"]:
         hook = node["hook"]
         turned = f"{hook['old']} to {hook['new']}"
@@ -446,13 +448,15 @@ def _show(node: dict[str, Any], options: Options, print: Print) -> None:
 
 HEALTH = Verb(
     "health",
-    "The suite's cheap checks of the GPUs, now. Exit 1 where one fails, 5 where nothing is known.",
+    "Run the cheap checks of the host suite about GPUs. Exits with 1 for a failure, with 5 for unknown.",
     (
         Option("textfile", "write metrics for Prometheus' textfile collector to this file", value="FILE"),
         Option(
-            "npd", "answer as a plug-in of node-problem-detector: 0 well, 1 sick, 2 unknown", default=False
+            "npd",
+            "print one line for node-problem-detector; exits with 0 for well, 1 for sick, 2 for unknown",
+            default=False,
         ),
-        Option("hook", "run this program when the node has turned sick or well", value="PROGRAM"),
+        Option("hook", "run this program when the node has become sick or well", value="PROGRAM"),
     ),
     _health,
     _show,

@@ -1,4 +1,4 @@
-"""The verbs about leases: lease, run, release, renew, leases."""
+"""The verbs for leases: lease, run, release, renew, leases."""
 
 from __future__ import annotations
 
@@ -22,48 +22,49 @@ from gpukiln.options import Option
 from gpukiln.units import Duration, Memory
 
 Print = Callable[[str], None]
+# Shared by lease, run and env.
 REQUEST_OPTIONS = (
-    Option("count", "how many GPUs", default=1, letter="n", value="N"),
-    Option("memory", "what must be free on each, or what may be used of each with --shared", value="24GiB"),
-    Option("shared", "leave the rest of each to others; needs --memory", default=False),
-    Option("model", "only GPUs of these names, separated by commas", value="A100,H100"),
-    Option("prefer", "the first of these that there is, before others", value="H100,A100"),
-    Option("capability", "the least compute capability", value="8.0"),
-    Option("cuda", "what the driver must offer", value="'>=12.1'"),
-    Option("gpu", "exactly these, separated by commas: UUIDs or their beginnings, indices, PCI addresses"),
-    Option("mig", "MIG devices of this profile instead of GPUs, or `any`", value="1g.10gb"),
-    Option("linked", "several that are joined by NVLinks, every two", default=False),
-    Option("pack", "with --shared: fill a GPU that somebody has a part of", default=False),
-    Option("ignore_unleased", "take GPUs too that somebody uses without a lease", default=False),
-    Option("wait", "wait so long for what others have, in the order of asking", value="10m"),
-    Option("project", "what it is for; limits and usage go by it"),
-    Option("explain", "say of each GPU why it was taken or not", default=False),
+    Option("count", "number of GPUs", default=1, letter="n", value="N"),
+    Option("memory", "memory that must be free on each GPU; with --shared the budget on each", value="24GiB"),
+    Option("shared", "share each GPU with other leases; needs --memory", default=False),
+    Option("model", "only these models, separated by commas", value="A100,H100"),
+    Option("prefer", "prefer these models, in this order", value="H100,A100"),
+    Option("capability", "the minimum compute capability", value="8.0"),
+    Option("cuda", "condition on the driver's CUDA version", value="'>=12.1'"),
+    Option("gpu", "only these GPUs, separated by commas: UUIDs or their beginnings, indices, PCI addresses"),
+    Option("mig", "MIG devices of this profile, or of `any`, in place of GPUs", value="1g.10gb"),
+    Option("linked", "only GPUs of which NVLinks join every two", default=False),
+    Option("pack", "with --shared: fill GPUs that other leases share already", default=False),
+    Option("ignore_unleased", "also use GPUs with processes without a lease", default=False),
+    Option("wait", "wait up to this time for GPUs of other leases", value="10m"),
+    Option("project", "the project, for limits and usage"),
+    Option("explain", "print for each GPU why it was or was not selected", default=False),
 )
 IDS_OPTION = Option(
     "ids",
-    "how GPUs are named to CUDA: uuid, or index for programs that read CUDA_VISIBLE_DEVICES as numbers",
+    "how CUDA_VISIBLE_DEVICES names GPUs: uuid, or index for programs that expect numbers",
     default="uuid",
     value="uuid|index",
 )
-DURATION_OPTION = Option("for_", "how long at most", value="2h")
-LEASE_OPTION = Option("lease", "its id, for example L-42", first=True)
+DURATION_OPTION = Option("for_", "duration of the lease", value="2h")
+LEASE_OPTION = Option("lease", "id of the lease, for example L-42", first=True)
 
 
 @dataclass(frozen=True)
 class LeaseReport:
-    """A lease as it is shown and printed.
+    """A lease in a report.
 
     Args:
         id: For example L-42.
-        uid: Of the user.
-        kind: job and container: as long as that lives; detached: until its deadline.
+        uid: UID of the user.
+        kind: job or container: until that ends; detached: until its deadline.
         devices: UUIDs.
-        memory_mib: Of each device, where it is shared; null where it is not.
-        command: What it is for.
+        memory_mib: Budget on each device in mode shared; null in mode exclusive.
+        command: The command, or the comment of a detached lease.
         granted_at: RFC 3339, UTC.
-        held_s: For how long by now.
-        ends_in_s: When it ends unless it is renewed; null where it has no deadline.
-        job_pid: What runs under it, null where that is not known.
+        held_s: Its age in seconds.
+        ends_in_s: Seconds until it ends without a renewal; null for no deadline.
+        job_pid: PID of the process that runs under it; null where it is not known.
     """
 
     id: str
@@ -83,15 +84,15 @@ class LeaseReport:
 
 @dataclass(frozen=True)
 class GrantReport:
-    """What a request got.
+    """The result of a request.
 
     Args:
-        lease: Null for a rehearsal.
+        lease: Null with --dry-run.
         devices: UUIDs, in the order of their indices.
-        environment: What CUDA has to be told.
-        considered: What became of each device.
-        why: What several have in common.
-        dry_run: Whether nothing was leased.
+        environment: The environment variables for CUDA.
+        considered: Every device, with the reason why it was or was not selected.
+        why: How several devices are linked.
+        dry_run: Whether this was a request with --dry-run.
     """
 
     node: str
@@ -106,11 +107,11 @@ class GrantReport:
 
 @dataclass(frozen=True)
 class ReleaseReport:
-    """What was released.
+    """The released leases.
 
     Args:
-        released: Ids; empty where there was nothing to release.
-        still_running: Ids of those whose job still has its GPUs, which nobody gets before it ends.
+        released: Their ids; empty for none.
+        still_running: Ids of those whose job still runs and keeps its GPUs until it ends.
     """
 
     node: str
@@ -121,10 +122,10 @@ class ReleaseReport:
 
 @dataclass(frozen=True)
 class QueuedRequest:
-    """Somebody who waits.
+    """A waiting request.
 
     Args:
-        count: How many devices.
+        count: Number of devices.
         since: RFC 3339, UTC.
     """
 
@@ -136,11 +137,11 @@ class QueuedRequest:
 
 @dataclass(frozen=True)
 class LeasesReport:
-    """Who has what, and who waits.
+    """The active leases and the waiting requests.
 
     Args:
-        adopted: Ids of leases that were written for what ran without one.
-        set_aside: Where the files of a broken database are now.
+        adopted: Ids of the leases that were created for processes and containers without one.
+        set_aside: New paths of the files of a broken database.
     """
 
     node: str
@@ -152,7 +153,7 @@ class LeasesReport:
 
 
 def lease_report(lease: Lease) -> LeaseReport:
-    """A lease in words."""
+    """The report of a lease."""
     clock, ends = boot_clock(), lease.ends_boot
     return LeaseReport(
         id=lease.id,
@@ -172,26 +173,35 @@ def lease_report(lease: Lease) -> LeaseReport:
 
 
 def split_commas(text: str) -> tuple[str, ...]:
-    """What was typed with commas."""
+    """The values in a list with commas.
+
+    >>> split_commas("A100, H100,")
+    ('A100', 'H100')
+    >>> split_commas("")
+    ()
+    """
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def request_of(options: Options, leases: AnyLeases) -> DeviceRequest:
-    """The request that was typed.
+    """The request in the options.
 
     Raises:
-        UsageError: It contradicts itself, or a part is not understood.
+        UsageError: An option has a wrong value, or two contradict each other.
     """
     memory = Memory.parse(options.memory, "--memory").mib if options.memory else None
+    # A share without a budget would be the whole memory, and no other lease could share the GPU.
     if options.shared and memory is None:
-        raise UsageError("--shared says not how much", hint="--memory 8GiB: what may be used of each GPU")
+        raise UsageError(
+            "--shared is given without --memory", hint="pass the budget on each GPU, such as --memory 8GiB"
+        )
     if options.pack and not options.shared:
         raise UsageError(
-            "--pack is about GPUs that are shared", hint="add --shared --memory 8GiB, or leave it out"
+            "--pack is given without --shared", hint="add --shared --memory 8GiB, or leave --pack out"
         )
     count, devices = options.count, split_commas(options.gpu)
     if count < 1:
-        raise UsageError(f"--count {count}: nothing is wanted", hint="1 or more")
+        raise UsageError(f"--count {count} is too small", hint="wanted: 1 or more")
     uuids: list[str] = []
     if devices:
         snap = leases.take_snapshot()
@@ -200,17 +210,25 @@ def request_of(options: Options, leases: AnyLeases) -> DeviceRequest:
             device = snap.device(name)
             if device is None or device.uuid is None:
                 there = ", ".join(f"{d.index}: {d.title}" for d in snap.devices)
-                raise UsageError(f"--gpu {name!r} names no GPU, or several", hint=f"there are {there}")
+                raise UsageError(
+                    f"--gpu {name!r} matches no GPU, or several", hint=f"this machine has {there}"
+                )
             uuids.append(device.uuid)
+        # 1 is the default: the number of named GPUs is the count.
         if options.count not in (1, len(uuids)):
-            raise UsageError(f"--count {count} and {len(uuids)} GPUs are named", hint="leave --count out")
+            raise UsageError(
+                f"--count {count} does not match the {len(uuids)} GPUs of --gpu", hint="leave --count out"
+            )
         count = len(uuids)
+        # A UUID of a MIG device in --gpu says as much as --mig.
         mig = options.mig or ("any" if any(uuid.startswith("MIG-") for uuid in uuids) else "")
     else:
         mig = options.mig
     capability = version_key(options.capability) if options.capability else ()
     if options.capability and not capability:
-        raise UsageError(f"--capability {options.capability!r} is none", hint="such as 8.0")
+        raise UsageError(
+            f"--capability {options.capability!r} is not a compute capability", hint="wanted: such as 8.0"
+        )
     return DeviceRequest(
         count=count,
         memory_mib=memory,
@@ -228,7 +246,7 @@ def request_of(options: Options, leases: AnyLeases) -> DeviceRequest:
 
 
 def say(text: str) -> None:
-    """A notice for people."""
+    """Print a notice to standard error."""
     print(printable(text), file=sys.stderr, flush=True)
 
 
@@ -243,7 +261,7 @@ def _warn(uuids: Sequence[str]) -> None:
 
 def _ids(options: Options) -> str:
     if options.ids not in ("uuid", "index"):
-        raise UsageError(f"--ids {options.ids!r} is neither", hint="--ids uuid, or --ids index")
+        raise UsageError(f"--ids {options.ids!r} is unknown", hint="wanted: --ids uuid or --ids index")
     return str(options.ids)
 
 
@@ -254,8 +272,9 @@ def _hours(text: str) -> float | None:
 def _lease(options: Options) -> GrantReport:
     leases, node, ids = open_leases(), socket.gethostname(), _ids(options)
     request, who = request_of(options, leases), whoami(options.project)
+    # The driver has indices of GPUs only; CUDA accepts MIG devices by UUID.
     if ids == "index" and request.mig:
-        raise UsageError("--ids index: MIG devices have no number of their own", hint="leave --ids out")
+        raise UsageError("--ids index: MIG devices have no index of their own", hint="leave --ids out")
     if options.dry_run:
         snap = leases.take_snapshot()
         kept.check_usable(snap)
@@ -263,11 +282,13 @@ def _lease(options: Options) -> GrantReport:
         uuids = tuple(device.uuid for device in planned.devices if device.uuid)
         if options.json:
             _warn(uuids)
+        # The codes that the same request would get without --dry-run.
         code = 0 if uuids else 3 if request.count > len(planned.possible) else 75
         return GrantReport(node, None, uuids, {}, planned.considered, planned.why, True, code)
     granted = leases.acquire(
         request,
         who,
+        # No process of this command stays: the deadline, the heartbeat or `release` ends the lease.
         kind=kept.DETACHED,
         hours=_hours(options.for_),
         heartbeat_s=Duration.parse(options.heartbeat, "--heartbeat") if options.heartbeat else None,
@@ -275,7 +296,7 @@ def _lease(options: Options) -> GrantReport:
         command=options.comment,
         on_wait=_on_wait,
     )
-    if options.json:  # else `_show_lease` does, which has another machine's answer too
+    if options.json:  # else `_show_lease` prints the warning, also for the answer of another machine
         _warn(granted.uuids)
     return GrantReport(
         node,
@@ -312,29 +333,34 @@ def _show_lease(node: dict[str, Any], options: Options, print: Print) -> None:
         _warn(node["devices"])
 
 
+# `run` works through `takes_over`; only --json reaches `answer`.
 def _no_document(_: Options) -> GrantReport:
     raise UsageError(
-        "run prints what its command prints, and --json is given", hint="`lease --json`, or leave it out"
+        "run has no JSON document: its output is the command's",
+        hint="use `lease --json`, or leave --json out",
     )
 
 
 def _run(options: Options) -> int:
-    from gpukiln.gpus import run  # noqa: PLC0415 - signals are its business alone
+    from gpukiln.gpus import run  # noqa: PLC0415 - only this verb needs it
 
     if not options.command and not (options.docker or options.podman):
-        raise UsageError("run lacks its command", hint="gpukiln-gpu run -n 1 -- python3 train.py")
+        raise UsageError("run lacks the command", hint="such as `gpukiln-gpu run -n 1 -- python3 train.py`")
     if options.docker and options.podman:
-        raise UsageError("--docker and --podman", hint="one of them")
+        raise UsageError("both --docker and --podman are given", hint="pass one of them")
     if options.lease and (options.docker or options.podman):
         raise UsageError(
-            f"--lease {options.lease} runs a command, not a container",
-            hint=f"gpukiln-gpu args {options.lease} says what gives its GPUs to a container",
+            f"--lease {options.lease} can't run a container, only a command",
+            hint=f"`gpukiln-gpu args {options.lease}` prints the options that pass its GPUs to a container",
         )
     ids = _ids(options)
     if ids == "index" and (options.docker or options.podman):
-        raise UsageError("--ids index is for commands", hint="in a container GPUs are numbered from 0")
+        raise UsageError(
+            "--ids index is not for containers",
+            hint="leave --ids out: in a container GPUs are numbered from 0",
+        )
     if ids == "index" and options.mig:
-        raise UsageError("--ids index: MIG devices have no number of their own", hint="leave --ids out")
+        raise UsageError("--ids index: MIG devices have no index of their own", hint="leave --ids out")
     leases, who = open_leases(), whoami(options.project)
     limit_s = Duration.parse(options.for_, "--for") if options.for_ else None
     if options.lease:
@@ -369,40 +395,46 @@ def _run(options: Options) -> int:
 def _release(options: Options) -> ReleaseReport:
     leases, who = open_leases(), whoami()
     asked = [bool(options.lease), bool(options.holder), options.mine]
+    # Exactly one: `release L-7 --mine` could end more than the user meant.
     if sum(asked) != 1:
         raise UsageError(
-            "which lease is to be released?", hint="a lease such as L-42, --mine, or --holder USER"
+            "no lease is named, or several options name leases",
+            hint="pass a lease such as L-42, --mine, or --holder USER",
         )
     if options.lease:
         if number_of(options.lease) is None:
             raise UsageError(
-                f"{options.lease!r} is no id of a lease",
-                hint="wanted: such as L-42; `gpukiln-gpu leases` lists them",
+                f"{options.lease!r} is not an id of a lease",
+                hint="wanted: such as L-42; `gpukiln-gpu leases` lists the active ones",
             )
         held = [lease for lease in (leases.find(options.lease),) if lease is not None]
     else:
         user = who.user if options.mine else options.holder
         held = [lease for lease in leases.current() if lease.user == user]
     released, running, refused = [], [], []
+    # Read once before the releases: afterwards the leases no longer name their devices.
     energy = leases.energy_counters(held)
     for lease in held:
         try:
             if leases.release(lease, who, force=options.force, energy=energy):
                 released.append(lease.id)
+                # Ending another user's lease is recorded in the system's log, for the ledger is root's file.
                 if isinstance(leases, Leases) and not leases.is_owner(
                     lease, who
-                ):  # the service says it itself
+                ):  # the service writes it to the log itself
                     syslog.syslog(
-                        syslog.LOG_NOTICE, f"gpukiln-gpu: {who.user} took {lease.id} away from {lease.user}"
+                        syslog.LOG_NOTICE, f"gpukiln-gpu: {who.user} has ended {lease.id} of {lease.user}"
                     )
         except GpukilnError as error:
+            # One lease that can't be released does not keep the others.
             refused.append(error)
             continue
+        # The lease is over, but its job has the locks: no grant gets these GPUs before it ends.
         if leases.is_running(lease):
             running.append(lease.id)
     if refused and released:
         raise PartialError(
-            f"released {', '.join(released)}, and {len(refused)} not",
+            f"released {', '.join(released)}; {len(refused)} could not be released",
             details=tuple(e.message for e in refused),
         )
     if refused:
@@ -421,8 +453,8 @@ def _renew(options: Options) -> GrantReport:
     lease = leases.find(options.lease) if options.lease else None
     if lease is None:
         raise UsageError(
-            f"{options.lease or 'no lease'} is no lease that holds",
-            hint="`gpukiln-gpu leases` lists them; lease anew",
+            f"{options.lease or 'no lease'} is not an active lease",
+            hint="`gpukiln-gpu leases` lists the active ones; or request a new lease",
         )
     changed = leases.renew(lease, who, _hours(options.for_))
     return GrantReport(socket.gethostname(), lease_report(changed), changed.uuids, {}, (), "", False, 0)
@@ -434,7 +466,8 @@ def _leases(options: Options) -> LeasesReport:
     adopted: list[str] = []
     if options.rebuild:
         if isinstance(open_leases(), MemberLeases):
-            raise RefusedError("--rebuild is root's", hint="sudo gpukiln-gpu leases --rebuild")
+            raise RefusedError("only root can run leases --rebuild", hint="sudo gpukiln-gpu leases --rebuild")
+        # The database can't be opened here, so `open_leases` comes after it.
         leases, moved, adopted = kept.rebuild_leases()
     leases = leases or open_leases()
     if options.reconcile:
@@ -453,9 +486,9 @@ def _leases(options: Options) -> LeasesReport:
 
 def _show_leases(node: dict[str, Any], _: Options, print: Print) -> None:
     for path in node["set_aside"]:
-        print(f"set aside: {path}")
+        print(f"renamed: {path}")
     if node["adopted"]:
-        print(f"written for what ran without one: {', '.join(node['adopted'])}")
+        print(f"created for processes and containers without a lease: {', '.join(node['adopted'])}")
     rows = [
         (
             lease["id"],
@@ -474,22 +507,21 @@ def _show_leases(node: dict[str, Any], _: Options, print: Print) -> None:
     for line in table(titles, rows) or ["no lease"]:
         print(line)
     for request in node["waiting"]:
-        print(
-            f"waits: {request['user']} (pid {request['pid']}) for {request['count']} since {request['since'][:19]}"
-        )
+        who = f"{request['user']} (pid {request['pid']})"
+        print(f"waits: {who} for {request['count']} since {request['since'][:19]}")
 
 
 VERBS = (
     Verb(
         "lease",
-        "Have GPUs until a deadline, or until they are released; prints what CUDA has to be told.",
+        "Lease GPUs until a deadline or a release; prints the environment variables for CUDA.",
         (
             *REQUEST_OPTIONS,
             DURATION_OPTION,
             IDS_OPTION,
-            Option("heartbeat", "let it end when it is not renewed within so long", value="10m"),
-            Option("comment", "what it is for, for people"),
-            Option("dry_run", "lease nothing, say what would be", default=False),
+            Option("heartbeat", "end the lease when it is not renewed within this time", value="10m"),
+            Option("comment", "a comment for other users"),
+            Option("dry_run", "print what would be leased, without a lease", default=False),
         ),
         _lease,
         _show_lease,
@@ -498,12 +530,12 @@ VERBS = (
     ),
     Verb(
         "run",
-        "Run a command, or a container, on GPUs of its own; they are free again when it ends.",
+        "Run a command or a container on leased GPUs; the lease ends with it.",
         (
             *REQUEST_OPTIONS,
             DURATION_OPTION,
             IDS_OPTION,
-            Option("lease", "run under a lease that there is already", value="L-42"),
+            Option("lease", "run under an existing lease", value="L-42"),
             Option("docker", "run this image with Docker", value="IMAGE"),
             Option("podman", "run this image with Podman", value="IMAGE"),
         ),
@@ -519,9 +551,9 @@ VERBS = (
         "End a lease.",
         (
             LEASE_OPTION,
-            Option("mine", "every one of yours", default=False),
-            Option("holder", "every one of this user"),
-            Option("force", "somebody else's too; it is written down", default=False),
+            Option("mine", "all of your leases", default=False),
+            Option("holder", "all leases of this user"),
+            Option("force", "also end other users' leases; the ledger records it", default=False),
         ),
         _release,
         _show_release,
@@ -529,7 +561,7 @@ VERBS = (
     ),
     Verb(
         "renew",
-        "Let a lease go on: its heartbeat begins anew, its deadline with --for.",
+        "Extend a lease: restart its heartbeat, and its deadline with --for.",
         (LEASE_OPTION, DURATION_OPTION),
         _renew,
         _show_lease,
@@ -537,10 +569,10 @@ VERBS = (
     ),
     Verb(
         "leases",
-        "Who has which GPUs, and who waits.",
+        "List the active leases and the waiting requests.",
         (
-            Option("reconcile", "write leases for containers and processes that have none", default=False),
-            Option("rebuild", "set a broken database aside and make it anew", default=False),
+            Option("reconcile", "create leases for containers and processes that have none", default=False),
+            Option("rebuild", "replace a broken database by a new one", default=False),
         ),
         _leases,
         _show_leases,

@@ -1,4 +1,4 @@
-"""The verb mig: assert, export and apply."""
+"""The verb mig: assert, export and apply MIG layouts."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ from gpukiln.gpus.verbs.reset import CHECK_FAILED, REFUSED, show_blockers
 from gpukiln.options import Option
 from gpukiln.probe.base import NotReachedError, run_unrecorded
 
+# Named as the commands of nvidia-mig-parted.
 ACTIONS = ("assert", "export", "apply")
 NOT_NOW = 75
-# Where the toolkit's unit, gpu_bootstrap and nvidia_container_toolkit have it.
+# The path of nvidia-cdi-refresh.service, and of the roles gpu_bootstrap and nvidia_container_toolkit.
 CDI = "/var/run/cdi/nvidia.yaml"
 CDI_LIMIT_S = 120.0
 
 
 @dataclass(frozen=True)
 class MigReport:
-    """How GPUs are cut, and how they are to be.
+    """MIG layouts: the current and the desired ones.
 
     Args:
         action: assert, export or apply.
-        select: Name of the configuration.
-        differences: What is not as it is to be, a GPU each; after apply what still is not.
-        steps: What was done, or would be: a GPU each.
-        blockers: Everything that is in the way of apply.
-        changed: Whether something was changed.
-        config: Of export: what is there, as mig-parted has it.
+        select: Name of the configuration in the file.
+        differences: A sentence for each GPU that differs from its desired layout; after apply the remaining
+            ones.
+        steps: What was done, or would be done with --yes.
+        blockers: Everything that blocks apply.
+        changed: Whether a GPU was changed.
+        config: For export, the current layouts in mig-parted's format.
     """
 
     node: str
@@ -53,20 +55,21 @@ class MigReport:
 
 def _mig(options: Options) -> MigReport:
     if options.action not in ACTIONS:
-        raise UsageError(f"mig {options.action or 'what'}?", hint=f"mig {' | '.join(ACTIONS)}")
+        raise UsageError(f"mig has no action {options.action!r}", hint=f"wanted: mig {' | '.join(ACTIONS)}")
     if options.action != "export" and not options.config:
-        raise UsageError(f"mig {options.action} lacks --config", hint="a file in mig-parted's format")
+        raise UsageError(f"mig {options.action} lacks --config", hint="pass a file in mig-parted's format")
     entries = mig.read_config(Path(options.config), options.select) if options.action != "export" else ()
     snap = snapshot()
     check_usable(snap)
     gpus = [device for device in snap.devices if device.kind == "gpu" and device.vendor == "nvidia"]
     if not gpus:
-        raise IncompatibleError("MIG is NVIDIA's: mig is not for amd yet", hint="amd-smi partition")
+        raise IncompatibleError("mig does not support AMD's GPUs yet", hint="run `amd-smi partition`")
+    # Neither `assert` nor `apply` can be right about a GPU whose layout is unknown.
     if lost := [gpu for gpu in gpus if not gpu.readable]:
         raise PartialError(
-            f"{len(lost)} of {len(gpus)} GPUs can't be read, so their cut is not known",
+            f"{len(lost)} of {len(gpus)} GPUs can't be read, so their layout is not known",
             details=tuple(f"{gpu.title}: {gpu.error}" for gpu in lost),
-            hint="gpukiln-gpu reset says what to do with each",
+            hint="`gpukiln-gpu reset` prints the next step for each",
         )
     if options.action == "export":
         config = mig.export_config(snap, gpus, options.select or "current")
@@ -80,10 +83,10 @@ def _mig(options: Options) -> MigReport:
 def _differences(
     snap: Snapshot, gpus: list[Device], entries: tuple[mig.MigConfigEntry, ...], *, every: bool
 ) -> list[str]:
-    """A line for each GPU that is not as it is to be.
+    """A sentence for each GPU that differs from its desired layout.
 
     Args:
-        every: Whether one that no entry is about is such a one.
+        every: Whether a GPU without an entry counts as a difference, as for mig-parted's assert.
     """
     lines = []
     for gpu in gpus:
@@ -91,7 +94,7 @@ def _differences(
         if cut is not None:
             lines.append(mig.layout_difference(snap, gpu, cut))
         elif every:
-            lines.append(f"GPU {gpu.index} {gpu.title}: no entry is about it")
+            lines.append(f"GPU {gpu.index} {gpu.title}: it has no entry")
     return [line for line in lines if line]
 
 
@@ -104,32 +107,36 @@ def _apply(
         for gpu in gpus
         if (uuid := gpu.uuid or "") and (cut := layouts[uuid]) and mig.layout_difference(snap, gpu, cut)
     }
+    # Null: NVML answers NOT_SUPPORTED on a board without MIG.
     if unable := [gpu for gpu in gpus if gpu.uuid in cuts and gpu.mig_enabled is None]:
         raise IncompatibleError(
-            f"{len(unable)} of the GPUs can't be cut by MIG",
+            f"{len(unable)} of the GPUs do not support MIG",
             details=tuple(f"{gpu.index} {gpu.title} {gpu.name}" for gpu in unable),
-            hint="devices and device-filter leave them out",
+            hint="leave them out with devices or device-filter",
         )
     if not cuts:
-        return _report(snap, options, notes=["every GPU is as it is to be"])
+        return _report(snap, options, notes=["every GPU has its desired layout"])
     touched, switches = _affected_gpus(snap, gpus, cuts)
     steps = _differences(snap, gpus, entries, every=False)
     steps += [
-        f"GPU {gpu.index} {gpu.title}: is reset with the others, then cut as it is"
+        f"GPU {gpu.index} {gpu.title}: is reset with the others, and gets its current layout again"
         for gpu in touched
         if gpu.uuid not in cuts
     ]
     rows, notes = reset.blockers(snap, touched, held_open=switches)
     if rows or not options.yes:
+        # A plan without blockers is a success; leases and jobs end by themselves, so that a timer may try
+        # again.
         code = 0 if not rows else NOT_NOW if all(row.passes for row in rows) else REFUSED
         return _report(snap, options, steps=steps, blockers=rows, notes=notes, exit_code=code)
     with reset.exclusive_lease(touched, "gpukiln-gpu mig apply") as granted:
-        snap = snapshot()  # somebody may have come between the look and the lease
+        snap = snapshot()  # a job may have started before the lease
         touched = [device for device in snap.devices if device.kind == "gpu" and device.uuid in granted.uuids]
         rows, notes = reset.blockers(snap, touched, own=granted.lease.id, held_open=switches)
         if rows:
             code = NOT_NOW if all(row.passes for row in rows) else REFUSED
             return _report(snap, options, steps=steps, blockers=rows, notes=notes, exit_code=code)
+        # Under the lease: nobody can change the layout between this reading and `apply`.
         before = {gpu.uuid or "": mig.current_layout(snap, gpu) for gpu in touched}
         steps = mig_change.apply(cuts, before)
         note, problem = _write_cdi()
@@ -152,28 +159,30 @@ def _apply(
 def _affected_gpus(
     snap: Snapshot, gpus: list[Device], cuts: dict[str, mig.MigLayout]
 ) -> tuple[list[Device], bool]:
-    """The GPUs that are changed, those too that must be reset with them; and whether one is reset."""
+    """The GPUs that change or must be reset together; and whether the change includes a reset."""
     switched = [
         gpu
         for gpu in gpus
         if gpu.uuid in cuts and (gpu.mig_enabled, gpu.mig_pending) != (cuts[gpu.uuid].enabled,) * 2
     ]
+    # Only a change of the mode resets a GPU; other instances need none.
     more = reset.reset_peers(snap, switched)
     needs = any(gpu.architecture in (*reset.RESET_WITH_PEERS, *reset.WITH_FABRIC_MANAGER) for gpu in switched)
     return [gpu for gpu in gpus if gpu.uuid in cuts or gpu in more], needs
 
 
 def _write_cdi() -> tuple[str, str]:
-    """Have containers find what there is now: a note, and what went wrong."""
+    """Update the CDI specification, which names MIG devices; returns a note and an error, empty for none."""
     try:
         done = run_unrecorded("nvidia-ctk", "cdi", "generate", f"--output={CDI}", timeout=CDI_LIMIT_S)
     except NotReachedError as error:
-        return "", f"{CDI} is not written: {error}"
+        return "", f"{CDI} is not updated: {error}"
+    # `ask` returns 127 for a missing program, as shells do.
     if done["rc"] == 127:
-        return "nvidia-ctk is missing: no container engine is told of the MIG devices by CDI", ""
+        return "nvidia-ctk is missing: container engines can't use the MIG devices by CDI", ""
     if done["rc"] != 0:
-        return "", f"{CDI} is not written: nvidia-ctk ends with {done['rc']}: {done['err'][-300:]}"
-    return f"{CDI} is written anew", ""
+        return "", f"{CDI} is not updated: nvidia-ctk exits with {done['rc']}: {done['err'][-300:]}"
+    return f"{CDI} is updated", ""
 
 
 def _report(
@@ -214,22 +223,22 @@ def _show(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> Non
     for note in node["notes"]:
         print(f"note: {note}")
     if node["action"] == "assert" and not node["differences"]:
-        print("every GPU is as it is to be")
+        print("every GPU has its desired layout")
     if node["blockers"]:
         print("nothing was changed")
     elif node["steps"] and not node["changed"]:
-        print("nothing is in the way; --yes does it")
+        print("nothing blocks the change; --yes carries it out")
 
 
 VERBS = (
     Verb(
         "mig",
-        "Compare, write down or change how GPUs are cut by MIG, in mig-parted's format.",
+        "Compare, export or change MIG layouts, in mig-parted's format.",
         (
             Option("action", "assert, export or apply", first=True, value="ACTION"),
-            Option("config", "the file, YAML or JSON", value="FILE"),
-            Option("select", "the name of a configuration in it", value="NAME"),
-            Option("yes", "with apply: do it; without, only say what would be", default=False),
+            Option("config", "the file with the configurations, YAML or JSON", value="FILE"),
+            Option("select", "the name of a configuration in the file", value="NAME"),
+            Option("yes", "with apply: change the GPUs; without --yes print the plan", default=False),
         ),
         _mig,
         _show,

@@ -1,4 +1,4 @@
-"""The verb reset."""
+"""The verb reset: resets GPUs, or prints what blocks a reset."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from gpukiln.options import Option
 from gpukiln.probe.base import bus_gpus
 from gpukiln.probe.gpus import pci_state
 
+# Exit codes as in gpukiln/errors.py; a report has them where no error is raised.
 CHECK_FAILED, REFUSED = 1, 6
 
 
 @dataclass(frozen=True)
 class ResetReport:
-    """A reset, or what it would be.
+    """A reset, or the plan of one.
 
     Args:
         devices: UUIDs of the GPUs.
-        recovery_actions: What the driver itself asks for, by UUID; null where it does not tell.
-        blockers: Everything that is in the way.
-        notes: What else is to be known, such as what could not be looked at.
+        recovery_actions: The action that the driver requests, by UUID; null where it reports none.
+        blockers: Everything that blocks the reset.
+        notes: Further information, such as what could not be examined.
         done: Whether they were reset.
-        problems: What is still wrong after it.
-        devices_after: The GPUs after it; empty where none were reset.
+        problems: What is still wrong after the reset.
+        devices_after: The GPUs after the reset; empty where none was reset.
     """
 
     node: str
@@ -48,10 +49,11 @@ class ResetReport:
 
 def _reset(options: Options) -> ResetReport:
     if not options.gpu:
-        raise UsageError("which GPU is to be reset?", hint="its UUID or the beginning of it; or all")
+        raise UsageError("no GPU is named", hint="pass a UUID or the beginning of it, or all")
     snap = snapshot()
     gpus = _select_gpus(snap, options.gpu)
     rows, notes = _find_blockers(snap, gpus)
+    # Without --yes the command changes nothing: it is safe to run to see what blocks a reset.
     if rows or not options.yes:
         return _report(snap, gpus, rows, notes)
     with reset.exclusive_lease(gpus, "gpukiln-gpu reset") as granted:
@@ -64,6 +66,7 @@ def _reset(options: Options) -> ResetReport:
             return _report(snap, gpus, rows, notes)
         notes.append(reset.reset_gpus(gpus))
         after = snapshot()
+    # By UUID: indices may change with a reset.
     there = {device.uuid: device for device in after.devices}
     problems = [text for gpu in gpus for text in _remaining_problems(gpu, there.get(gpu.uuid))]
     devices = tuple(there[gpu.uuid] for gpu in gpus if gpu.uuid in there)
@@ -71,11 +74,11 @@ def _reset(options: Options) -> ResetReport:
 
 
 def _select_gpus(snap: Snapshot, name: str) -> tuple[Device, ...]:
-    """The whole GPUs that were named, separated by commas, or `all`.
+    """The GPUs in a list with commas, or all of them for `all`.
 
     Raises:
-        IncompatibleError: What was named is no GPU that can be reset, or the machine has none.
-        UsageError: It names nothing.
+        IncompatibleError: A name is not of a GPU that can be reset, or the machine has no GPU.
+        UsageError: No device has a name of the list.
     """
     check_usable(snap)
     if name == "all":
@@ -84,19 +87,22 @@ def _select_gpus(snap: Snapshot, name: str) -> tuple[Device, ...]:
     for part in (part.strip() for part in name.split(",")):
         address = part.lower()
         if any(gpu["address"] == address for gpu in bus_gpus()) and snap.device(address) is None:
+            # A GPU of a virtual machine is not in the snapshot, only on the bus.
             driver = pci_state(address)["driver"]
             raise IncompatibleError(
                 f"{address} is bound to {driver or 'no driver'}, wanted nvidia"
-                + (": a virtual machine has it, or may" if driver == "vfio-pci" else ""),
-                hint="who has it resets it; or give it back to the driver nvidia",
+                + (": it is reserved for virtual machines" if driver == "vfio-pci" else ""),
+                hint="reset it in its virtual machine, or bind it to the driver nvidia",
             )
         named = select_devices(snap, part)[0]
         if named.kind != "gpu":
             raise IncompatibleError(
-                f"{part} is a MIG device, wanted a GPU", hint=f"its GPU is {named.parent}: all of it is reset"
+                f"{part} is a MIG device, wanted a GPU", hint=f"reset its whole GPU, {named.parent}"
             )
         if named.vendor != "nvidia":
-            raise IncompatibleError(f"GPU {part} is AMD's: reset is not for amd yet", hint="amd-smi reset")
+            raise IncompatibleError(
+                f"GPU {part} is AMD's: reset does not support AMD's GPUs yet", hint="run `amd-smi reset`"
+            )
         gpus.append(named)
     return tuple(gpus)
 
@@ -106,21 +112,24 @@ def _find_blockers(
 ) -> tuple[list[Blocker], list[str]]:
     rows, notes = reset.blockers(snap, gpus, own=own)
     for gpu in gpus:
+        # MIG devices do not survive a reset (NVIDIA, MIG User Guide).
         if many := sum(1 for device in snap.devices if device.parent and device.parent == gpu.uuid):
             notes.append(
-                f"{gpu.title}: its {many} MIG devices are gone after it; `mig apply` makes them again"
+                f"{gpu.title}: the reset removes its {many} MIG devices; `mig apply` creates them again"
             )
     return [*reset.reset_blockers(snap, gpus), *rows], notes
 
 
 def _remaining_problems(before: Device, now: Device | None) -> list[str]:
     if now is None or not now.readable:
-        return [f"{before.title} can't be read after it{f': {now.error}' if now else ''}: reboot the machine"]
+        why = f": {now.error}" if now else ""
+        return [f"{before.title} can't be read after the reset{why}: reboot the machine"]
     problems = []
+    # Null: older drivers do not report the action.
     if now.recovery_action not in (None, "none"):
-        problems.append(f"{now.title}: the driver still asks for {now.recovery_action}")
+        problems.append(f"{now.title}: the driver still requests {now.recovery_action}")
     if now.mig_pending != now.mig_enabled:
-        problems.append(f"{now.title}: its MIG mode still waits for a reset")
+        problems.append(f"{now.title}: its MIG mode is still pending")
     return problems
 
 
@@ -148,15 +157,15 @@ def _report(
 
 
 def show_blockers(node: dict[str, Any], print: Callable[[str], None]) -> None:
-    """Write everything that is in the way."""
+    """Print everything that blocks the change."""
     for row in node["blockers"]:
-        print(f"in the way: {row['device'] or 'this machine'}: {row['text']}")
+        print(f"blocked by: {row['device'] or 'this machine'}: {row['text']}")
 
 
 def _show(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> None:
     for uuid in node["devices"]:
         action = node["recovery_actions"][uuid]
-        asks = "does not tell what it asks for" if action is None else f"asks for {action}"
+        asks = "reports no recovery action" if action is None else f"requests {action}"
         print(f"{uuid}: the driver {asks}")
     show_blockers(node, print)
     for note in node["notes"]:
@@ -168,16 +177,16 @@ def _show(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> Non
     elif node["blockers"]:
         print("not reset")
     else:
-        print("nothing is in the way; --yes resets it")
+        print("nothing blocks the reset; --yes carries it out")
 
 
 VERBS = (
     Verb(
         "reset",
-        "Reset GPUs, or say everything that is in the way.",
+        "Reset GPUs; without --yes print everything that blocks the reset.",
         (
-            Option("gpu", "its UUID or the beginning of it; several with commas; all", first=True),
-            Option("yes", "do it; without, only say what would be", default=False),
+            Option("gpu", "UUID of the GPU or the beginning of it; several with commas; all", first=True),
+            Option("yes", "reset the GPUs; without --yes print the plan", default=False),
         ),
         _reset,
         _show,

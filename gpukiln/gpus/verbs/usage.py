@@ -1,4 +1,4 @@
-"""The verb usage: who had which GPUs for how long, from the ledger and from leases that still hold."""
+"""The verb usage: GPU-hours, energy and price by user, from the ledger and the active leases."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ from gpukiln.units import Duration
 
 Print = Callable[[str], None]
 GROUPINGS = ("user", "project", "device", "lease")
-NO_PRICE = "the machine's price is not known: [price] usd_hour in /etc/gpukiln/gpus.toml says it"
-NO_ENERGY = "no counter was read at both ends: the GPU has none, or its lease was not released but ended"
+NO_PRICE = "the machine's price is not known: set [price] usd_hour in /etc/gpukiln/gpus.toml"
+NO_ENERGY = (
+    "the energy counter was not read at start and end: the GPU has none, or the lease ended without a release"
+)
 
 
 @dataclass(frozen=True)
 class LeaseUse:
-    """A device, or a part of one, that a lease had, as far as it is in the window.
+    """The use of a device by a lease, as far as it is in the window.
 
     Args:
-        share: The part of the GPU.
+        share: The share of the GPU.
         hours: In the window.
         energy_joules: Of the share, in the window; null where it is not known.
-        usd: Of the share, in the window; null where the machine's price is not known.
-        holds: Whether the lease still does.
+        usd: Price of the share, in the window; null where the machine's price is not known.
+        holds: Whether the lease is active.
     """
 
     user: str
@@ -50,19 +52,19 @@ class LeaseUse:
 
 @dataclass(frozen=True)
 class UsageRow:
-    """What one of them used.
+    """The sum of uses for a user, project, device or lease.
 
     Args:
-        key: The user, project, device or lease; empty for a project that nobody named, and for the sum.
-        uses: Devices of leases that this is the sum of.
-        leases: How many.
-        holding: How many of these still hold.
-        gpu_hours: Shares of GPUs count as shares.
-        energy_joules: Of those uses where it is known; null where it is of none.
-        energy_uses: How many these are.
-        usd: Of those uses where it is known; null where it is of none.
-        usd_uses: How many these are.
-        unavailable: Field to the reason why it is null.
+        key: The user, project, device or lease; empty for leases without a project, and for the total.
+        uses: Number of uses in the sum.
+        leases: Number of leases.
+        holding: Number of active leases.
+        gpu_hours: A share of a GPU counts as that share.
+        energy_joules: Of the uses with a known value; null for none.
+        energy_uses: Number of these uses.
+        usd: Of the uses with a known price; null for none.
+        usd_uses: Number of these uses.
+        unavailable: By field, the reason why it is null.
     """
 
     key: str
@@ -79,14 +81,14 @@ class UsageRow:
 
 @dataclass(frozen=True)
 class UsageReport:
-    """What was used in a window of time.
+    """The use of GPUs in a window of time.
 
     Args:
-        since: RFC 3339, UTC; what began before is cut off there.
-        until: Now.
-        by: What a row is of: user, project, device or lease.
-        rows: Those with the most GPU-hours first.
-        message: Why there is nothing to be found; empty where there is.
+        since: RFC 3339, UTC; earlier parts of uses are not counted.
+        until: The current time.
+        by: The grouping of the rows: user, project, device or lease.
+        rows: Sorted by GPU-hours, the largest first.
+        message: Why there are no rows; else empty.
     """
 
     node: str
@@ -108,16 +110,17 @@ def _time(stamp: str) -> float:
 
 
 def use_of_row(row: dict[str, Any], since: float, until: float) -> LeaseUse | None:
-    """A row of the ledger, cut to the window; None where it is outside.
+    """The use in a row of the ledger, cut to the window; None where it is outside.
 
-    What a use took is spread evenly over its time; of a GPU's energy, which the ledger has whole, it took its
-    share. The clock of the stamps may have been set meanwhile: how long it lasted is what the ledger counted,
-    not what lies between them.
+    Energy and price are spread evenly over the time of the use.
     """
+    # The wall clock of the stamps may have been set in between: the duration is the ledger's `seconds`, not
+    # the difference of the stamps.
     began, end = _time(row["started_at"]), _time(row["ended_at"])
     if end > began:
         part = max(min(end, until) - max(began, since), 0.0) / (end - began)
     else:
+        # A use without a duration, or with a clock that was set back: it counts where it ended.
         part = 1.0 if since <= end <= until else 0.0
     if not part:
         return None
@@ -129,6 +132,7 @@ def use_of_row(row: dict[str, Any], since: float, until: float) -> LeaseUse | No
         model=row["model"],
         share=row["share"],
         hours=row["seconds"] * part / 3600,
+        # The ledger has the energy of the whole GPU; a shared lease used its share of it.
         energy_joules=None if row["energy_joules"] is None else row["energy_joules"] * row["share"] * part,
         usd=None if row["usd"] is None else row["usd"] * part,
         holds=False,
@@ -138,11 +142,11 @@ def use_of_row(row: dict[str, Any], since: float, until: float) -> LeaseUse | No
 def uses_of_lease(
     lease: Lease, window_s: float, usd_hour: float | None, counters: dict[str, float]
 ) -> list[LeaseUse]:
-    """What a lease that holds has used until now.
+    """The uses of an active lease until now.
 
     Args:
-        usd_hour: Of the whole machine.
-        counters: Joules by device, as they are now.
+        usd_hour: Price of the whole machine.
+        counters: Energy counters in joules by device, as of now.
     """
     lasted = boot_clock() - lease.granted_boot
     inside = min(lasted, window_s)
@@ -151,6 +155,7 @@ def uses_of_lease(
         energy = None
         if device.energy_joules is not None and device.device in counters and lasted > 0:
             energy = max(counters[device.device] - device.energy_joules, 0.0) * device.share * inside / lasted
+        # The price of the whole machine, divided by its GPUs: idle GPUs are not charged to users.
         usd = None if usd_hour is None else usd_hour / lease.machine_gpus * device.share * inside / 3600
         uses.append(
             LeaseUse(
@@ -170,7 +175,7 @@ def uses_of_lease(
 
 
 def sum_uses(key: str, uses: Sequence[LeaseUse]) -> UsageRow:
-    """The sum of uses."""
+    """The row of some uses."""
     energy = [use.energy_joules for use in uses if use.energy_joules is not None]
     usd = [use.usd for use in uses if use.usd is not None]
     unavailable = {} if energy else {"energy_joules": NO_ENERGY if uses else "nothing was used"}
@@ -180,6 +185,7 @@ def sum_uses(key: str, uses: Sequence[LeaseUse]) -> UsageRow:
         key=key,
         uses=len(uses),
         leases=len({use.lease for use in uses}),
+        # Sets: a lease of several GPUs has several uses.
         holding=len({use.lease for use in uses if use.holds}),
         gpu_hours=round(sum(use.share * use.hours for use in uses), 4),
         energy_joules=round(sum(energy), 1) if energy else None,
@@ -193,7 +199,7 @@ def sum_uses(key: str, uses: Sequence[LeaseUse]) -> UsageRow:
 def _usage(options: Options) -> UsageReport:
     if options.by not in GROUPINGS:
         raise UsageError(
-            f"--by {options.by!r} is none of {', '.join(GROUPINGS)}", hint="such as --by project"
+            f"--by {options.by!r} is unknown, wanted {', '.join(GROUPINGS)}", hint="such as --by project"
         )
     window = Duration.parse(options.since, "--since")
     until = time.time()
@@ -201,17 +207,18 @@ def _usage(options: Options) -> UsageReport:
     message = ""
     leases = open_existing_leases()
     if leases is not None:
-        held = leases.current()  # what ended unseen is in the ledger from here on
+        held = leases.current()  # moves ended leases to the ledger
         uses = [use for row in leases.ledger() if (use := use_of_row(row, until - window, until))]
+        # The ledger has the price of its time; active leases are charged at the current price.
         price = machine_price(load())
         usd_hour = price.usd_hour if price else None
         counters = leases.energy_counters(held)
         for lease in held:
             uses += uses_of_lease(lease, window, usd_hour, counters)
         if not uses:
-            message = f"nothing was leased since {_stamp(until - window)}"
+            message = f"no lease since {_stamp(until - window)}"
     else:
-        message = f"nobody has leased anything here yet: {folder()} has no leases"
+        message = f"this machine has no leases yet: {folder()} is empty"
     keys = dict.fromkeys(getattr(use, options.by) for use in uses)
     rows = [sum_uses(key, [use for use in uses if getattr(use, options.by) == key]) for key in keys]
     return UsageReport(
@@ -251,7 +258,7 @@ def _show(node: dict[str, Any], _: Options, print: Print) -> None:
 
 
 def _partial_sum(value: float | None, form: str, known: int, uses: int) -> str:
-    """A sum, with how many of its uses it is of where it is not of all."""
+    """A sum, with the number of its uses where some have no value."""
     if value is None:
         return "-"
     return f"{value:{form}}" + (f" (of {known} of {uses})" if known < uses else "")
@@ -260,10 +267,10 @@ def _partial_sum(value: float | None, form: str, known: int, uses: int) -> str:
 VERBS = (
     Verb(
         "usage",
-        "GPU-hours, energy and money by user, project, device or lease.",
+        "Show GPU-hours, energy and price by user, project, device or lease.",
         (
-            Option("since", "of the time from so long ago until now", default="7d", value="7d"),
-            Option("by", "what a row is of: user, project, device or lease", default="user"),
+            Option("since", "begin of the window, as a time before now", default="7d", value="7d"),
+            Option("by", "one row for each user, project, device or lease", default="user"),
         ),
         _usage,
         _show,

@@ -1,4 +1,4 @@
-"""The verbs that watch for a while: watch, insights."""
+"""The verbs that sample GPUs over time: watch, insights."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from gpukiln.options import Option
 from gpukiln.units import Duration
 
 Print = Callable[[str], None]
-TICK_SCHEMA = "gpu.watch.tick/1"  # the schema of a line
+TICK_SCHEMA = "gpu.watch.tick/1"  # schema of a line of --out
 MIN_INTERVAL_S = 0.05  # between ticks
-IDLE = "idle"  # a reason of low clocks that is none to be told
+IDLE = "idle"  # a clock event that is no slowdown
 CURSOR_UP, CLEAR_BELOW = "\x1b[{}A\r", "\x1b[J"  # ECMA-48: CUU, ED
-INTERVAL_OPTION = Option("interval", "between looks", default="1s", value="1s")
+INTERVAL_OPTION = Option("interval", "time between samples", default="1s", value="1s")
 
 
 @dataclass(frozen=True)
 class Stats:
-    """A value over a watch.
+    """Statistics of a value over a watch.
 
     Args:
-        p95: What 95 of 100 samples do not exceed (nearest rank).
-        samples: In which it was reported.
+        p95: The value that 95 % of the samples do not exceed (nearest rank).
+        samples: Number of samples with a value.
     """
 
     min: float
@@ -57,12 +57,12 @@ class Summary:
     """A GPU over a watch.
 
     Args:
-        samples: In which it answered.
-        energy_joules: That it used from the first sample to the last.
-        energy_source: counter: the driver's own; power: summed up from what it drew at each sample.
-        slowed_s: For how long, by each reason that NVML names.
-        error: Why it did not answer at last; null where it did.
-        unavailable: Field to the reason why it is null.
+        samples: Number of samples without an error.
+        energy_joules: Energy from the first sample to the last.
+        energy_source: counter: the driver's counter; power: the integral of the power in the samples.
+        slowed_s: Seconds of lowered clocks by NVML's reason.
+        error: The error of the last sample; null for none.
+        unavailable: By field, the reason why it is null.
     """
 
     uuid: str | None
@@ -84,14 +84,14 @@ class Summary:
 
 @dataclass(frozen=True)
 class InsightsReport:
-    """What the rules found in a watch.
+    """The findings of a watch.
 
     Args:
-        lasted_s: From the first tick on, the last one's interval included.
-        ticks: That were sampled.
-        missed: Ticks whose time came, and that nothing was sampled at.
-        events: What became of GPUs meanwhile.
-        not_run: Ids of rules that want a longer watch.
+        lasted_s: From the first tick to the end of the last tick's interval.
+        ticks: Number of sampled ticks.
+        missed: Number of due ticks without a sample.
+        events: Changes of GPUs during the watch.
+        not_run: Ids of the rules that need a longer watch.
         leases: Whether leases could be read, as in a snapshot.
     """
 
@@ -109,13 +109,13 @@ class InsightsReport:
 
 @dataclass(frozen=True)
 class WatchReport(InsightsReport):
-    """What a watch has seen, and what the rules found in it.
+    """The record of a watch, with its findings.
 
     Args:
         started_at: RFC 3339, UTC.
-        interval_s: Between ticks, as planned.
-        late: Of the ticks, how many began more than 50 ms after their time.
-        interrupted: Whether somebody ended it before its time.
+        interval_s: Planned time between ticks.
+        late: Number of ticks that began more than 50 ms late.
+        interrupted: Whether Ctrl-C ended it early.
     """
 
     started_at: str
@@ -128,31 +128,35 @@ class WatchReport(InsightsReport):
 def run_watch(
     options: Options, begun: Callable[[Snapshot, Sequence[Device]], Callable[[Tick], None]]
 ) -> WatchReport:
-    """Watch as it was typed.
+    """Watch according to the options.
 
     Args:
-        begun: Given the snapshot before the watch and the GPUs of it; returns what is given every tick.
+        begun: Called with the snapshot before the watch and its GPUs; returns the function for each tick.
 
     Raises:
-        UsageError: What was typed is not understood.
-        IncompatibleError: There is no GPU that could be watched here.
+        UsageError: An option has a wrong value.
+        IncompatibleError: The machine has no GPU that can be watched.
         UnavailableError: The driver does not answer.
     """
     interval = Duration.parse(options.interval, "--interval")
     lasts = Duration.parse(options.duration, "--duration")
+    # NVML averages utilization over 1/6 s to 1 s (nvml.h, nvmlUtilization_t): faster samples repeat values.
     if interval < MIN_INTERVAL_S:
-        raise UsageError(f"--interval {options.interval} is too short", hint=f"{MIN_INTERVAL_S} s or more")
+        raise UsageError(
+            f"--interval {options.interval} is too short", hint=f"wanted: {MIN_INTERVAL_S} s or more"
+        )
     first = snapshot()
     check_usable(first)
     gpus = [device for device in select_devices(first, options.gpu) if device.kind == "gpu"]
     if not gpus:
-        raise UsageError(
-            f"--gpu {options.gpu} is a part of a GPU, and parts have no sensors", hint="name its GPU"
-        )
+        raise UsageError(f"--gpu {options.gpu} is a MIG device, which has no sensors", hint="pass its GPU")
     if any(gpu.vendor != "nvidia" for gpu in gpus):
-        raise IncompatibleError("watch is not for amd yet", hint="`gpukiln-gpu list` shows its GPUs now")
+        raise IncompatibleError(
+            "watch does not support AMD's GPUs yet", hint="run `gpukiln-gpu list` for the current values"
+        )
     each = begun(first, gpus)
     record, interrupted = WatchRecord(interval, time.monotonic()), False
+    # GPUs that were lost before the watch have no samples, so nothing else would mention them.
     record.events.extend(
         WatchEvent(0.0, gpu.uuid, gpu.health, f"GPU {gpu.index}: {gpu.error}") for gpu in gpus if gpu.error
     )
@@ -185,10 +189,16 @@ def run_watch(
 
 
 def stats(values: Sequence[float]) -> Stats | None:
-    """Of one value; None where it was never told."""
+    """Statistics of some values; None for no value.
+
+    >>> stats([1.0, 2.0, 3.0])
+    Stats(min=1.0, mean=2.0, p95=3.0, max=3.0, samples=3)
+    >>> stats([])
+    """
     if not values:
         return None
     ranked = sorted(values)
+    # Nearest rank: always a value that was sampled, no interpolation.
     p95 = ranked[math.ceil(0.95 * len(ranked)) - 1]
     return Stats(ranked[0], round(sum(ranked) / len(ranked), 2), p95, ranked[-1], len(ranked))
 
@@ -207,13 +217,15 @@ def summary(gpu: Device, samples: Sequence[Sample], record: WatchRecord) -> Summ
     """A GPU over a watch.
 
     Args:
-        samples: Those of it that could be read.
+        samples: Its samples without an error.
     """
+    # By identity: two samples may be equal.
     times = {id(s): tick.at_s for tick in record.ticks for s in tick.samples}
     timed = [(times[id(s)], s) for s in samples]
+    # The last sample decides: a GPU that came back has no error at the end.
     last = next((s for tick in reversed(record.ticks) for s in tick.samples if s.uuid == gpu.uuid), None)
     error = gpu.error or (last.error if last else "no tick was sampled")
-    silent = error or "it was never told"
+    silent = error or "no sample has it"
     values = {
         name: stats([v for s in samples if (v := getattr(s, name)) is not None]) for name in STATS_FIELDS
     }
@@ -243,23 +255,26 @@ def summary(gpu: Device, samples: Sequence[Sample], record: WatchRecord) -> Summ
 
 
 def _energy(timed: Sequence[tuple[float, Sample]]) -> tuple[float | None, str | None, str]:
-    """Joules, whence they are known, and why they are not."""
+    """Joules, their source, and the reason where they are not known."""
     counted = [s.energy_joules for _, s in timed if s.energy_joules is not None]
+    # A driver that was loaded again starts its counter at 0. Boards before Volta have none.
     if len(counted) > 1 and counted[-1] >= counted[0]:
         return round(counted[-1] - counted[0], 3), "counter", ""
     drawn = [(at, s.power_watts) for at, s in timed if s.power_watts is not None]
     if len(drawn) > 1:
+        # The trapezoidal rule between samples.
         steps = zip(drawn, drawn[1:])
         return round(sum((b - a) * (p + q) / 2 for (a, p), (b, q) in steps), 3), "power", ""
-    return None, None, "it takes two samples" if timed else ""
+    return None, None, "it needs two samples" if timed else ""
 
 
 def _slowed(timed: Sequence[tuple[float, Sample]], interval_s: float) -> dict[str, float] | None:
-    """Seconds by reason; a sample stands for the time until the next one, and for two intervals at most."""
+    """Seconds by reason; a sample counts until the next one, for two intervals at most."""
     samples = [(at, s.clock_events) for at, s in timed if s.clock_events is not None]
     if not samples:
         return None
     seconds: dict[str, float] = {}
+    # After a missed tick the state in between is unknown: a sample counts for two intervals at most.
     ends = [at for at, _ in samples[1:]] + [samples[-1][0] + interval_s]
     for (at, events), end in zip(samples, ends):
         for name in events:
@@ -275,7 +290,7 @@ def _ignore_ticks(_: Snapshot, __: Sequence[Device]) -> Callable[[Tick], None]:
 
 
 def _watch(options: Options) -> WatchReport:
-    """For `--json`: one document at the end, and no line before it."""
+    """Watch for `--json`, which prints one document at the end."""
     with _file(options.out) as file:
         report = run_watch(options, _writer(file) if file else _ignore_ticks)
         if file:
@@ -294,11 +309,12 @@ def _file(path: str) -> Iterator[Any]:
 
 def _write(file: Any, line: dict[str, Any]) -> None:
     file.write(json.dumps(line) + "\n")
+    # A reader such as `tail -f`, or a crash, gets every line.
     file.flush()
 
 
 def _writer(file: Any) -> Callable[[Snapshot, Sequence[Device]], Callable[[Tick], None]]:
-    """Writes every tick as a line of JSON."""
+    """A function for `run_watch` that writes every tick as a line of JSON."""
 
     def begun(first: Snapshot, _: Sequence[Device]) -> Callable[[Tick], None]:
         return lambda tick: _write(file, {"schema": TICK_SCHEMA, "node": first.node, "tick": plain(tick)})
@@ -307,7 +323,8 @@ def _writer(file: Any) -> Callable[[Snapshot, Sequence[Device]], Callable[[Tick]
 
 
 def _watch_live(options: Options) -> int:
-    """A table on a terminal, which is drawn again with every tick; lines of JSON elsewhere."""
+    """Watch with a table on a terminal, or with lines of JSON on another output."""
+    # TERM=dumb (an editor's shell, CI) shows escape sequences as text.
     terminal = sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
     with _file(options.out) as file:
         lines = file or (None if terminal else sys.stdout)
@@ -325,24 +342,26 @@ def _watch_live(options: Options) -> int:
         report = run_watch(options, begun)
         if lines:
             _write(lines, document(WATCH, [plain(report)], []))
+        # Lines of JSON on standard output end with the document: a table would break its readers.
         if lines is not sys.stdout:
             _show(plain(report), options, print)
     return report.exit_code
 
 
 class Screen:
-    """The table of a terminal, drawn over the one before."""
+    """A table on a terminal that each tick draws again."""
 
     def __init__(self, first: Snapshot, gpus: Sequence[Device]) -> None:
         self.node, self.gpus = first.node, {gpu.uuid: gpu for gpu in gpus}
         self.drawn = 0
 
     def draw(self, tick: Tick) -> None:
-        """Draw what a tick has."""
+        """Draw a tick."""
         size = shutil.get_terminal_size()
         lines = [f"{self.node}   {tick.taken_at[11:19]}   {Duration(tick.at_s).shown}", *self.rows(tick)]
         if tick.late_s > sampling.LATE_S:
             lines[0] += f"   {tick.late_s:.1f} s late"
+        # A wrapped line or a scrolled screen would break the count of lines to move up.
         lines = [line[: size.columns - 1] for line in lines[: size.lines - 1]]
         before = CURSOR_UP.format(self.drawn) if self.drawn else ""
         sys.stdout.write(before + CLEAR_BELOW + "\n".join(lines) + "\n")
@@ -350,7 +369,7 @@ class Screen:
         self.drawn = len(lines)
 
     def rows(self, tick: Tick) -> list[str]:
-        """The table."""
+        """The lines of the table."""
         rows = []
         for sample in tick.samples:
             gpu = self.gpus[sample.uuid]
@@ -377,7 +396,7 @@ def _show(node: dict[str, Any], _: Options, print: Print) -> None:
     ended = ", interrupted" if node["interrupted"] else ""
     print(
         f"node {node['node']}   watched {node['lasted_s']:g} s every {node['interval_s']:g} s: "
-        f"{node['ticks']} looks, {node['late']} late, {node['missed']} missed{ended}{simulated}"
+        f"{node['ticks']} samples, {node['late']} late, {node['missed']} missed{ended}{simulated}"
     )
     rows = []
     for device in node["devices"]:
@@ -409,7 +428,7 @@ def _show(node: dict[str, Any], _: Options, print: Print) -> None:
     for line in table(titles, rows):
         print(line)
     if any(device["energy_source"] == "power" for device in node["devices"]):
-        print("* summed up from the power at each look: the GPU has no counter of its energy")
+        print("* integral of the power in the samples: the GPU has no energy counter")
     _show_findings(node, print)
 
 
@@ -418,7 +437,7 @@ def _cell(value: dict[str, Any] | None, *names: str) -> str:
 
 
 def _show_findings(node: dict[str, Any], print: Print) -> None:
-    """Events and insights."""
+    """Print events and findings."""
     for event in node["events"]:
         print(f"at {event['at_s']:.1f} s: {event['device'] or 'the watch'}: {event['name']}: {event['text']}")
     for finding in node["insights"]:
@@ -427,9 +446,8 @@ def _show_findings(node: dict[str, Any], print: Print) -> None:
             for name, value in finding["evidence"].items()
             if name not in ("threshold", "window_s")
         )
-        print(
-            f"{finding['severity']:8} {finding['id']}: {finding['object'] or 'this machine'}: {finding['message']}"
-        )
+        name = finding["object"] or "this machine"
+        print(f"{finding['severity']:8} {finding['id']}: {name}: {finding['message']}")
         print(f"         {', '.join(numbers)}")
         print(f"         next: {finding['remedy']}")
 
@@ -438,7 +456,7 @@ def _word(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else value_text(value)
 
 
-# ---- insights
+# ---- the verb insights
 
 
 def _insights(options: Options) -> InsightsReport:
@@ -451,21 +469,21 @@ def _insights(options: Options) -> InsightsReport:
 
 def _show_insights(node: dict[str, Any], _: Options, print: Print) -> None:
     simulated = ", SIMULATED" if node["simulated"] else ""
-    print(f"node {node['node']}   looked for {node['lasted_s']:g} s{simulated}")
+    print(f"node {node['node']}   watched {node['lasted_s']:g} s{simulated}")
     _show_findings(node, print)
     if not node["insights"]:
-        print("nothing to say")
+        print("no findings")
     if node["not_run"]:
-        print(f"not run, for that it takes longer: {', '.join(node['not_run'])}")
+        print(f"not run, they need a longer watch: {', '.join(node['not_run'])}")
 
 
 WATCH = Verb(
     "watch",
-    "Watch the GPUs for a while: a live table, or lines of JSON; then what they did, and what is odd.",
+    "Watch the GPUs: a live table or lines of JSON, then a summary and findings.",
     (
         GPU_OPTION,
         INTERVAL_OPTION,
-        Option("duration", "for how long; 0: until Ctrl-C", default="60s", value="60s"),
+        Option("duration", "length of the watch; 0: until Ctrl-C", default="60s", value="60s"),
         Option("out", "write the lines of JSON to this file", value="FILE"),
     ),
     _watch,
@@ -477,8 +495,8 @@ VERBS = (
     WATCH,
     Verb(
         "insights",
-        "What is odd about the GPUs: rules over a look of some seconds. Exit 1 where one is an error.",
-        (GPU_OPTION, INTERVAL_OPTION, Option("duration", "for how long to look", default="10s", value="10s")),
+        "Find problems of the GPUs and their use in a short watch. Exits with 1 where a finding is an error.",
+        (GPU_OPTION, INTERVAL_OPTION, Option("duration", "length of the watch", default="10s", value="10s")),
         _insights,
         _show_insights,
         examples=("--duration 30s",),

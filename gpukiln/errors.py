@@ -1,6 +1,6 @@
 """The kinds of failure, their exit codes, and nothing else.
 
-Every error says what was found, what was wanted and the next step. `gpukiln.commands.cli` is the one
+Every error says what was found, what was wanted and the next step. `gpukiln.cli.command` is the one
 place that turns an error into a message and an exit code.
 """
 

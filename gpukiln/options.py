@@ -37,7 +37,7 @@ class Option:
         rest: Whether it is the command that follows `--`, and nothing else.
         value: What stands for its value in the help.
         also: Another spelling, without dashes.
-        setting: Of a project, which is its value where it is not typed (gpukiln/commands/settings.py).
+        setting: Of a project, which is its value where it is not typed (gpukiln/cli/settings.py).
     """
 
     name: str

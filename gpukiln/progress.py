@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich import progress as rich_progress
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Column
 from rich.text import Text
@@ -48,6 +48,14 @@ class PlainConsole(Console):
     def tell(self, text: str) -> None:
         """Write a text as it is."""
         self.print(text, markup=False, soft_wrap=True)
+
+    def show(self, *parts: RenderableType) -> None:
+        """Write texts as they are, and what else Rich renders; a line of text is not wrapped."""
+        for part in parts:
+            if isinstance(part, str):
+                self.tell(part)
+            else:
+                self.print(part, soft_wrap=isinstance(part, Text))
 
     def on_broken_pipe(self) -> None:
         """Leave it to the command, which ends well: Rich would end with code 1."""

@@ -1,15 +1,11 @@
-"""What a cluster with GPU nodes runs beside the work, as files to be read, kept and installed."""
+"""Add-ons of a cluster with GPU nodes, rendered as files that are reviewed, kept and installed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import JsonOptions, print_document, results, say, words
+from gpukiln.cli.command import JsonOptions, print_files, say, words
 from gpukiln.options import option
-
-if TYPE_CHECKING:
-    from gpukiln.kubernetes.addons.settings import Settings
 
 NAMES = "plugin, health, monitoring, queue, runners"
 
@@ -50,7 +46,6 @@ class K8sAddons(JsonOptions):
 
         from gpukiln.kubernetes import folder
         from gpukiln.kubernetes.addons import listing, options, rendered
-        from gpukiln.typed import dump
 
         settings = options.settings(
             [Path(file) for file in self.values],
@@ -63,32 +58,9 @@ class K8sAddons(JsonOptions):
         names = rendered.chosen(words(self.only), settings)
         files = rendered.rendered(settings, names)
         rendering = folder.write(Path(self.output) if self.output else None, files)
-        if self.json:
-            found = listing.listing(settings, names, rendering)
-            print_document(found.schema, dump(found))
-        elif self.output:
-            for line in rendering.lines(self.output):
-                results().tell(line)
+        if self.output or self.json:
+            self.report(listing.listing(settings, names, rendering), rendering.lines(self.output))
         else:
-            for path, text in files.items():
-                print(f"# {path}\n{text}", end="")
-        _tell(settings, names, self.output, only=bool(self.only))
-
-
-def _tell(settings: Settings, names: tuple[str, ...], output: str, *, only: bool) -> None:
-    from gpukiln.kubernetes.addons import plugin
-    from gpukiln.kubernetes.addons.monitoring import records
-
-    if "plugin" in names:
-        say("the nodes need in their user data, as k8s.nodes renders it, or pods reach others' GPUs:")
-        for line in plugin.ISOLATION:
-            say(f"  {line}")
-    if "monitoring" in names and not records.prices(settings):
-        say(
-            f"no prices of GPU machines in {settings.region} are known, so nothing is told in money: "
-            f"invoke offer.refresh --cloud aws --region {settings.region}"
-        )
-    if not (only or settings.teams or settings.runners):
-        say("no queue and no runners: --team and --runners have them rendered")
-    if output:
-        say(f"next: bash {output.rstrip('/')}/install.sh")
+            print_files(files)
+        for line in rendered.next_steps(settings, names, self.output, only=bool(self.only)):
+            say(line)

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gpukiln import recipes
-from gpukiln.commands import settings
-from gpukiln.commands.cli import Command, JsonOptions, print_document, results, say
+from gpukiln.cli import settings
+from gpukiln.cli.command import Command, JsonOptions, print_document, results, say
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.options import option
 

@@ -10,6 +10,7 @@ from gpukiln.docker.plan import ContainerPlan
 from gpukiln.docker.push import Pushed
 from gpukiln.errors import UsageError
 from gpukiln.records import SCHEMA, RecordFolder, RecordFolders
+from gpukiln.state import state_home
 from gpukiln.verify.verdict import Verdict
 
 
@@ -58,11 +59,11 @@ class ContainerBuilds(RecordFolders[ContainerBuild]):
     """Every build of a container image on this machine.
 
     Args:
-        home: The state folder.
+        home: The state folder; None: that of this user.
     """
 
-    def __init__(self, home: Path) -> None:
-        self.home = home / "docker"
+    def __init__(self, home: Path | None = None) -> None:
+        self.home = (home or state_home()) / "docker"
         super().__init__(self.home / "builds", ContainerBuild)
 
     def of(self, image: str) -> list[ContainerBuild]:

@@ -24,6 +24,7 @@ from gpukiln.instances.leftovers import (
     Leftover,
     builds_with_leftovers,
     find_leftovers,
+    remove_leftovers,
     remove_unrecorded,
     sweep,
     unrecorded_images,
@@ -212,6 +213,20 @@ def find_leftovers_here(cloud: Cloud, builds: Builds) -> list[Leftover]:
         if ended(build_id):
             found.append(_of(build_id, "private key", str(file), "its build has ended"))
     return found
+
+
+def remove_leftovers_here(
+    cloud: Cloud, builds: Builds, leftovers: list[Leftover], say: Callable[[str], None]
+) -> list[Leftover]:
+    """Remove leftovers, those of killed builds of this machine with all that these left.
+
+    Returns:
+        What was removed.
+    """
+    removed_ids = clean_up_after_killed(cloud, builds, say)
+    rest = [leftover for leftover in leftovers if leftover.id not in removed_ids]
+    removed = [leftover for leftover in leftovers if leftover.id in removed_ids]
+    return removed + remove_leftovers(cloud, rest, say)
 
 
 def _of(build_id: str, kind: str, id: str, reason: str) -> Leftover:

@@ -135,6 +135,14 @@ class Checked:
     machines: tuple[Fits, ...]
 
 
+def require_fits(check: Checked) -> None:
+    """Raises IncompatibleError where image and workload do not fit the first machine."""
+    for machine in check.machines:
+        if not machine.fits:
+            error = next(finding for finding in machine.findings if finding.severity == "error")
+            raise IncompatibleError(f"{machine.instance_type}: {error.message}", hint=error.remedy)
+
+
 def shown(
     name: str, regions: Sequence[str], today: date, *, use: MachineUsage, cloud: Cloud | None, spot: bool
 ) -> OfferDetails:

@@ -18,6 +18,7 @@ from gpukiln.files import remove_partial, write_whole
 from gpukiln.images.pointer import Pointer
 from gpukiln.locks import locked
 from gpukiln.parsing import parse_json
+from gpukiln.state import state_home
 from gpukiln.typed import dump
 
 log = logging.getLogger(__name__)
@@ -114,11 +115,11 @@ class ReleaseLog:
     """What this machine released and rolled back.
 
     Args:
-        home: The state folder.
+        home: The state folder; None: that of this user.
     """
 
-    def __init__(self, home: Path) -> None:
-        self.folder = home / "releases"
+    def __init__(self, home: Path | None = None) -> None:
+        self.folder = (home or state_home()) / "releases"
 
     def write(self, release: Release) -> Path:
         """Keep what was done; a second run of the same release replaces the first's.

@@ -172,6 +172,11 @@ def _priced(offer: Offer, costs: Month) -> Priced:
     )
 
 
+def preview_of(cloud: Cloud, ahead: WorkspacePlan | ExistingWorkspace, today: date) -> Preview:
+    """What `workspace.up` would start: nothing where the workspace has a machine already."""
+    return running(cloud, ahead) if isinstance(ahead, ExistingWorkspace) else preview(cloud, ahead, today)
+
+
 def running(cloud: Cloud, found: ExistingWorkspace) -> Preview:
     """What is there already, so that nothing is started."""
     runs, home_gib = only(found).instance_id, sum(one.size_gib for one in found.homes)

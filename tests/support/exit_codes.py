@@ -3,8 +3,8 @@
 import sys
 from typing import Any, NoReturn
 
-from gpukiln.commands.cli import Command, end
-from gpukiln.commands.main import INVOKE, main
+from gpukiln.cli.command import Command, end
+from gpukiln.cli.main import INVOKE, main
 from gpukiln.options import options_of
 
 

@@ -101,7 +101,7 @@ def judge(proven, monkeypatch, capsys):
         )
         cloud.in_region = lambda _: cloud
         monkeypatch.setattr(select, "make_cloud", lambda *_, **__: cloud)
-        monkeypatch.setattr(ami, "_plan", lambda *_, **__: proven.find("last").read().plan)
+        monkeypatch.setattr(ami.BuildOptions, "plan", lambda *_: (proven.find("last").read().plan, None))
         code = code_of(command, **(options or {"build": "last"}))
         shown = capsys.readouterr()
         run.out = shown.out

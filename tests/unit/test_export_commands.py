@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from gpukiln.cli.main import command
 from gpukiln.clouds import select
-from gpukiln.commands.main import command
 from tests.support.exit_codes import code_of
 from tests.support.exports import BIOS_TABLE, boot_disk, image_with_disk
 from tests.support.release_cloud import HOME, Cloud, images
@@ -34,7 +34,7 @@ def test_a_disk_leaves_and_comes_back(typed, tmp_path):
     assert (code, list(tmp_path.glob("*.qcow2*"))) == (0, [])
     assert "proven" in out
     assert "dry run: nothing was written" in err
-    assert out.count("will not be there: ") == 1  # one reason, one line
+    assert out.count("will be missing: ") == 1  # one reason, one line
     planned = json.loads(typed("export", image_id, dry_run=True, json=True, **where)[1])
     assert (planned["image_id"], planned["to"], planned["proven"]) == (image_id, "qcow2", True)
 
@@ -45,7 +45,7 @@ def test_a_disk_leaves_and_comes_back(typed, tmp_path):
     code, out, err = typed("export", image_id, **where)
     assert (code, "error: " in err, "--force" in err) == (6, True, True)
     code, out, _ = typed("export", image_id, force=True, **where)
-    assert (code, "beside it: a.qcow2.sha256" in out) == (0, True)
+    assert (code, "with it: a.qcow2.sha256" in out) == (0, True)
 
     code, out, err = typed("import", str(output), region=HOME, dry_run=True)
     assert (code, len(images(HOME))) == (0, 1)
@@ -54,7 +54,7 @@ def test_a_disk_leaves_and_comes_back(typed, tmp_path):
     assert (code, document["found"], document["boot_mode"]) == (0, False, "legacy-bios")
     assert f"invoke ami.verify {document['image_id']} --region {HOME} --cloud embedded" in err
     code, out, _ = typed("import", str(output), region=HOME)
-    assert (code, out.startswith(f"{document['image_id']} "), "(was there)" in out) == (0, True, True)
+    assert (code, out.startswith(f"{document['image_id']} "), "(exists already)" in out) == (0, True, True)
 
 
 @pytest.mark.parametrize(

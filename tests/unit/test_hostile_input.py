@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from gpukiln.catalog.load import ROOT, read_yaml
+from gpukiln.cli.command import end
 from gpukiln.clouds.embedded.gpus.settings import read_scenario
-from gpukiln.commands.cli import end
 from gpukiln.disks import identify
 from gpukiln.errors import GpukilnError, IncompatibleError, UsageError
 from gpukiln.exports import run

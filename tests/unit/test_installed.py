@@ -13,8 +13,8 @@ import pytest
 
 from gpukiln import __version__, recipes
 from gpukiln.catalog.load import ROOT
-from gpukiln.commands.cli import EXTRAS
-from gpukiln.commands.main import main
+from gpukiln.cli.command import EXTRAS
+from gpukiln.cli.main import main
 from gpukiln.verify.digest import suite_digest
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

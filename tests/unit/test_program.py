@@ -10,9 +10,9 @@ import pytest
 
 from gpukiln import __version__
 from gpukiln.catalog.load import ROOT
-from gpukiln.commands.cli import results
-from gpukiln.commands.completion import SCRIPTS, complete
-from gpukiln.commands.main import GPUKILN, INVOKE, NOUNS, command, main, names
+from gpukiln.cli.command import results
+from gpukiln.cli.completion import SCRIPTS, complete
+from gpukiln.cli.main import GPUKILN, INVOKE, NOUNS, command, main, names
 from gpukiln.commands.offer import OfferList
 from gpukiln.options import options_of
 from tests.support.exit_codes import invoke
@@ -148,7 +148,7 @@ def test_what_may_follow_is_completed(words, found):
 
 def test_bash_completes_by_asking_the_program(tmp_path):
     program = tmp_path / "gpukiln"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpukiln.commands.main "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpukiln.cli.main "$@"\n')
     program.chmod(0o755)
     script = f"""{SCRIPTS["bash"].replace("PROGRAM", "gpukiln")}
         COMP_WORDS=(gpukiln offer s) COMP_CWORD=2; _gpukiln; echo "${{COMPREPLY[@]}}" """
@@ -214,13 +214,13 @@ def test_region_and_regions_are_one_option():
 
 def test_help_of_the_program_imports_no_command():
     code = (
-        "import sys; from gpukiln.commands.main import main; main(['--help']);"
+        "import sys; from gpukiln.cli.main import main; main(['--help']);"
         "print(sorted(one for one in sys.modules if one.startswith('gpukiln.') and one.count('.') == 1))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == str(
         [
-            "gpukiln.commands",
+            "gpukiln.cli",
             *(f"gpukiln.{one}" for one in ("errors", "files", "options", "programs", "recipes", "units")),
         ]
     )

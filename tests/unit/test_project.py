@@ -8,8 +8,8 @@ import pytest
 from gpukiln import recipes
 from gpukiln.catalog.images import image_names, load_image
 from gpukiln.catalog.load import ROOT
-from gpukiln.commands import settings
-from gpukiln.commands.main import command, main
+from gpukiln.cli import settings
+from gpukiln.cli.main import command, main
 from gpukiln.images import digest
 from gpukiln.images.plan import git_commit
 from gpukiln.options import options_of, read

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from gpukiln.commands import schemas
-from gpukiln.commands.forms import Form, Forms
-from gpukiln.commands.main import command, names
+from gpukiln.cli import schemas
+from gpukiln.cli.json_schema import Form, Forms
+from gpukiln.cli.main import command, names
 from gpukiln.findings import Examined, Finding
 from gpukiln.kubernetes.check import registry
 from gpukiln.options import options_of
@@ -36,7 +36,7 @@ def files() -> dict[str, str]:
 
 def test_the_published_schemas_are_those_of_the_code(files):
     published = {file.name: file.read_text() for file in PUBLISHED.iterdir()}
-    assert published == files, "run: python -m gpukiln.commands.schemas docs/schemas"
+    assert published == files, "run: python -m gpukiln.cli.schemas docs/schemas"
 
 
 def test_each_is_a_schema(files):

@@ -49,7 +49,7 @@ def complete(words: list[str], program: str) -> list[str]:
         words: What was typed behind the program's name; the last is begun, or empty.
         program: "gpukiln" or "invoke".
     """
-    from gpukiln.commands.main import GPUKILN, NOUNS, commands, names
+    from gpukiln.cli.main import GPUKILN, NOUNS, commands, names
     from gpukiln.options import options_of
 
     *before, begun = words or [""]

@@ -8,19 +8,21 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from gpukiln import recipes
-from gpukiln.commands import streams
+from gpukiln.cli import streams
 from gpukiln.errors import GpukilnError, UnavailableError
 from gpukiln.files import FULL
 from gpukiln.options import option
 from gpukiln.programs import ROOM_HINT
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from gpukiln.clouds.base import Cloud
     from gpukiln.kubernetes.cluster import Cluster
     from gpukiln.progress import PlainConsole
@@ -43,6 +45,8 @@ EXTRAS = {
     "proxmox": ("proxmoxer", "requests", "requests_toolbelt"),
 }
 """The modules that an extra brings."""
+DEFAULT_REGION = "us-west-2"
+CLOUD = option("embedded (this machine) or aws (your account)", "embedded", setting="cloud")
 SIGNERS = "a private key as PEM file, awskms:KEY of AWS KMS, or sigstore: as the identity of this CI job"
 
 
@@ -65,48 +69,72 @@ class Command:
 
 @dataclass(frozen=True)
 class JsonOptions(Command):
-    """What prints a document."""
+    """A command that prints a document."""
 
     json: bool = option("print one JSON document to standard output", False)
+
+    def show(self, *parts: RenderableType) -> None:
+        """Print a result for people: on standard output, or with --json on standard error."""
+        results(json=self.json).show(*parts)
+
+    def report(
+        self, document: Any = None, parts: Iterable[RenderableType] = (), *, schema: str = "", **fields: Any
+    ) -> None:
+        """Print a result: with --json the document, else its parts for people.
+
+        Args:
+            document: A dataclass or plain data.
+            parts: Texts and tables; none for a command that calls `show` while it works.
+            schema: The document's name in `gpukiln.cli.schemas`; empty: its field `schema`.
+            fields: Further fields of the document.
+        """
+        if self.json:
+            print_document(schema or document.schema, document, **fields)
+        else:
+            self.show(*parts)
 
 
 @dataclass(frozen=True)
 class RemovalOptions(Command):
-    """What removes only when that is said."""
+    """A command that removes only with --yes."""
 
-    yes: bool = option("remove it; without it nothing is removed", False)
+    yes: bool = option("remove it; without --yes nothing is removed", False)
     dry_run: bool = option("only show it, the default", False)
 
     @property
     def removes(self) -> bool:
-        """Whether it is to be removed."""
+        """Whether the command removes what it shows."""
         return self.yes and not self.dry_run
 
 
 @dataclass(frozen=True)
 class ProfileOptions(Command):
-    """What may ask AWS."""
+    """A command that may use AWS."""
 
     profile: str = option("AWS profile (aws only)", setting="profile")
+
+    def connect_to(self, cloud: str, region: str) -> Cloud:
+        """A cloud in a region, with the profile of the options."""
+        from gpukiln.clouds.select import make_cloud
+
+        return make_cloud(cloud, region, profile=self.profile or None)
 
 
 @dataclass(frozen=True)
 class PlaceOptions(ProfileOptions, JsonOptions):
-    """What is asked of one cloud."""
+    """A command that uses one region of one cloud."""
 
-    cloud: str = option("embedded (this machine) or aws (your account)", "embedded", setting="cloud")
+    cloud: str = CLOUD
     region: str = option("AWS region, for example us-west-2", also="regions", setting="region")
 
-    def where(self) -> Cloud:
+    def connect(self) -> Cloud:
         """The cloud, in this region."""
-        from gpukiln.clouds.select import make_cloud
-
-        return make_cloud(self.cloud, self.region, profile=self.profile or None)
+        return self.connect_to(self.cloud, self.region)
 
 
 @dataclass(frozen=True)
 class HostOptions(JsonOptions):
-    """Machines that are named."""
+    """A command that works on named machines."""
 
     hosts: str = option("ssh://[USER@]HOST[:PORT], local:// or ansible://PATTERN, separated by commas")
     inventory: str = option("Ansible inventory: a file or a folder")
@@ -116,7 +144,7 @@ class HostOptions(JsonOptions):
         """The machines.
 
         Raises:
-            UsageError: None is named, or one can't be understood.
+            UsageError: No machine is named, or a name has another form.
         """
         from gpukiln.nodes.hosts import find_targets
 
@@ -126,9 +154,9 @@ class HostOptions(JsonOptions):
 
 @dataclass(frozen=True)
 class KubernetesOptions(JsonOptions):
-    """A cluster."""
+    """A command that works on a cluster."""
 
-    context: str = option("of the kubeconfig; default: its current one")
+    context: str = option("context of the kubeconfig; default: its current one")
     kubeconfig: str = option("default: $KUBECONFIG, then ~/.kube/config")
     namespace: str = option("default: the context's")
 
@@ -141,19 +169,19 @@ class KubernetesOptions(JsonOptions):
 
 @dataclass(frozen=True)
 class MachineOptions(Command):
-    """Machines of AWS that bake and verify."""
+    """A command that starts machines on AWS to bake or verify."""
 
     subnet_id: str = option("subnet of the machines that bake and verify (aws only)", setting="subnet_id")
     ssh_cidr: str = option(
-        "who may reach SSH of those machines, for example 203.0.113.7/32; default: this machine's public "
-        "address (aws only)",
+        "network that reaches SSH of those machines, for example 203.0.113.7/32; default: this machine's "
+        "public address (aws only)",
         setting="ssh_cidr",
     )
 
 
 @dataclass(frozen=True)
-class MadeImageOptions(ProfileOptions, JsonOptions):
-    """An image that is there."""
+class ExistingImageOptions(ProfileOptions, JsonOptions):
+    """A command that uses an existing image."""
 
     region: str = option("where the image is, when this machine has no record of it", also="regions")
     cloud: str = option("where the image is; default: as its record says")
@@ -240,6 +268,12 @@ def results(*, json: bool = False) -> PlainConsole:
     return console
 
 
+def print_files(files: Mapping[str, str]) -> None:
+    """Write rendered files to standard output as they are, each after its name where there are several."""
+    for path, text in files.items():
+        print(f"# {path}\n{text}" if len(files) > 1 else text, end="")
+
+
 def words(text: str) -> list[str]:
     """Read what was typed as a list.
 
@@ -258,12 +292,24 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2))
 
 
-def print_document(schema: str, document: Mapping[str, Any] | None = None, /, **fields: Any) -> None:
+def print_document(schema: str, document: Any = None, /, **fields: Any) -> None:
     """Write a document of gpukiln to standard output.
 
     Args:
-        schema: Its name in `gpukiln.commands.schemas`; a record's own version gives way to it.
-        document: Plain data whose fields it has.
-        fields: Its other fields, plain data.
+        schema: Its name in `gpukiln.cli.schemas`; replaces the version that a record has as its `schema`.
+        document: A dataclass or plain data with the fields of the document.
+        fields: Further fields, plain data or dataclasses.
     """
-    print_json({"schema": schema} | dict(document or {}) | fields | {"schema": schema})
+    # `schema` stands first for readers, and again last because a record may have a field of this name.
+    print_json({"schema": schema} | (_plain(document) or {}) | _plain(fields) | {"schema": schema})
+
+
+def _plain(value: Any) -> Any:
+    """A value with plain data instead of dataclasses."""
+    if is_dataclass(value):
+        from gpukiln.typed import dump
+
+        return dump(value)
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

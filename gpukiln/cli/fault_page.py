@@ -1,4 +1,4 @@
-"""The page of GPU faults: `python -m gpukiln.commands.gpu_faults > docs/gpu-faults.md`."""
+"""The page of GPU faults: `python -m gpukiln.cli.fault_page > docs/gpu-faults.md`."""
 
 import sys
 
@@ -11,7 +11,7 @@ HEAD = """\
 
 One table decides how much a fault weighs, and what to do. `gpukiln-gpu list`, leases, `health`, `watch` and
 `insights`, the suite's checks and the alerts of the monitoring add-on read it. This page is made of it:
-`python -m gpukiln.commands.gpu_faults > docs/gpu-faults.md`.
+`python -m gpukiln.cli.fault_page > docs/gpu-faults.md`.
 
 *error*: the GPU is sick: it gets no lease, and its node no work. *warning*: it works, and somebody should
 look. *info*: worth knowing.

@@ -1,7 +1,8 @@
-"""Defaults that a user or a project has: what an option is where it is not typed.
+"""Defaults of a user or a project: the value of an option that is not typed.
 
-In this order: the option, a variable GPUKILN_NAME, gpukiln.toml of this folder or of one above it, and for a
-region on aws AWS's own variables and profile.
+The first of these counts: the option, the variable GPUKILN_NAME, gpukiln.toml of this folder or of one above
+it. For a region AWS's own settings follow, unless the command is about the embedded cloud: AWS_REGION,
+AWS_DEFAULT_REGION, the region of the AWS profile.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SETTINGS = {
 COMPONENTS = "components"
 """A table of gpukiln.toml: fields of components.yaml that the project changes, as --set does."""
 OF_AWS = ("profile", "subnet_id", "ssh_cidr")
-NOWHERE = "default"
+DEFAULT = "default"
 
 
 @dataclass(frozen=True)
@@ -80,58 +81,89 @@ def _flat(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, str]]:
 
 def values() -> list[Value]:
     """Every setting, and the fields of components that the project changes."""
+    settings = {setting.name: setting for setting in _values()}
+    if settings["region"].source == DEFAULT:
+        region, source = aws_region(settings["profile"].value)
+        if region:
+            settings["region"] = Value("region", region, f"{source}, on aws")
+    return [*settings.values()]
+
+
+def _values() -> list[Value]:
+    """As `values`, without a region of AWS's own configuration, which is slow to read."""
     folder = recipes.project()
     file = folder / recipes.PROJECT_FILE if folder else None
     project = read_project(file) if file else {}
-    found = []
+    settings = []
     for name, (_, default) in SETTINGS.items():
         variable = f"GPUKILN_{name.upper()}"
-        if typed := os.environ.get(variable):
-            found.append(Value(name, typed, f"${variable}"))
+        if text := os.environ.get(variable):
+            settings.append(Value(name, text, f"${variable}"))
         elif name in project:
-            found.append(Value(name, project[name], str(file)))
+            settings.append(Value(name, project[name], str(file)))
         else:
-            found.append(Value(name, default, NOWHERE))
-    return [*found, *(Value(name, value, str(file)) for name, value in project.items() if "." in name)]
+            settings.append(Value(name, default, DEFAULT))
+    return [*settings, *(Value(name, value, str(file)) for name, value in project.items() if "." in name)]
 
 
 def complete(options: Iterable[Option], typed: Mapping[str, Any]) -> dict[str, Any]:
-    """What was typed, and the settings of the options that were not."""
-    by_setting = {one.setting: one for one in options if one.setting}
+    """What was typed, and the settings of the options that were not.
+
+    AWS's own region counts unless the command is about the embedded cloud, or its option has a default.
+    """
+    options = list(options)
+    by_setting = {option.setting: option for option in options if option.setting}
     if not by_setting:
         return dict(typed)
-    said = [one for one in values() if one.source != NOWHERE]
-    given = {one.name: one.value for one in said if "." not in one.name}
+    given = {setting.name: setting.value for setting in _values() if setting.source != DEFAULT}
     result = dict(typed)
-    cloud = typed.get("cloud") or (given.get("cloud", "") if "cloud" in by_setting else "")
-    for setting, one in by_setting.items():
+    default = next((option.default for option in options if option.name == "cloud"), "")
+    cloud = typed.get("cloud") or (given.get("cloud", "") if "cloud" in by_setting else "") or default
+    for setting, option in by_setting.items():
         if setting == COMPONENTS:
-            if changed := components(str(typed.get(one.name, ""))):
-                result[one.name] = changed
-        elif one.name not in typed and given.get(setting) and (setting not in OF_AWS or cloud == "aws"):
-            result[one.name] = given[setting]
+            if changed := components(str(typed.get(option.name, ""))):
+                result[option.name] = changed
+        elif option.name not in typed and given.get(setting) and (setting not in OF_AWS or cloud == "aws"):
+            result[option.name] = given[setting]
     region = by_setting.get("region")
-    if region and cloud == "aws" and region.name not in result and not region.default:
-        result[region.name] = region_of_aws(str(result.get("profile", "")))
+    if region and cloud != "embedded" and region.name not in result and not region.default:
+        profile = str(result.get("profile", ""))
+        name, _ = aws_region(profile)
+        if name or cloud == "aws":
+            result[region.name] = name
     return result
 
 
 def components(typed: str = "") -> str:
     """The project's changes of components, and those that were typed, which win; as --set has them."""
     names = {word.partition("=")[0].strip() for word in typed.split(",")}
-    fields = {one.name.removeprefix(f"{COMPONENTS}."): one.value for one in values() if "." in one.name}
+    prefix = f"{COMPONENTS}."
+    fields = {field.name.removeprefix(prefix): field.value for field in _values() if "." in field.name}
     kept = [f"{name}={value}" for name, value in fields.items() if name not in names]
     return ",".join([*kept, typed] if typed else kept)
 
 
-def region_of_aws(profile: str) -> str:
-    """The region that AWS's own variables or a profile name; empty: none."""
-    if named := os.environ.get("AWS_REGION"):
-        return named
+def aws_region(profile: str) -> tuple[str, str]:
+    """The region of AWS's own variables or of a profile, and where it is from; both empty: none.
+
+    Args:
+        profile: Empty: $AWS_PROFILE, else AWS's default profile.
+
+    Raises:
+        UsageError: There is no such profile.
+    """
+    if region := os.environ.get("AWS_REGION"):  # of the CLI and other SDKs; botocore does not read it
+        return region, "$AWS_REGION"
     from botocore.exceptions import ProfileNotFound
     from botocore.session import Session
 
+    session = Session(profile=profile or None)
     try:
-        return str(Session(profile=profile or None).get_config_variable("region") or "")
+        region = str(session.get_config_variable("region") or "")
     except ProfileNotFound as error:
         raise UsageError(str(error), hint="`aws configure list-profiles` lists them") from error
+    if not region:
+        return "", ""
+    if os.environ.get("AWS_DEFAULT_REGION") == region:
+        return region, "$AWS_DEFAULT_REGION"
+    return region, f"AWS profile {session.profile or 'default'}"

@@ -11,15 +11,15 @@ from functools import cache
 from types import FrameType
 
 from gpukiln import __version__
-from gpukiln.commands import completion, settings, streams
-from gpukiln.commands.cli import Command, end, missing
+from gpukiln.cli import completion, settings, streams
+from gpukiln.cli.command import Command, end, missing
 from gpukiln.errors import UsageError
 from gpukiln.options import columns, near, options_of, read, usage
 
 NOUNS = {
     "ami": (
         "machine images: plan, build, verify, release",
-        ("ami", "ami_attest", "ami_bases", "ami_diff", "ami_export", "ami_verify", "release"),
+        ("ami", "ami_attest", "ami_diff", "ami_export", "ami_verify", "release"),
     ),
     "cloud": ("the EC2 on this machine, and what AWS needs", ("cloud", "cloud_gpus", "cloud_policy")),
     "docker": ("container images: plan, build, verify, push", ("docker", "docker_check", "docker_push")),

@@ -1,6 +1,6 @@
 """The form of every document that a command prints with --json.
 
-`python -m gpukiln.commands.schemas docs/schemas` writes a file for each noun. They are made of the types that
+`python -m gpukiln.cli.schemas docs/schemas` writes a file for each noun. They are made of the types that
 are printed: a field that a type gains or loses, its document does. Money is a text: a number of JSON loses
 digits.
 """
@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gpukiln.commands.forms import DIALECT, Form, Forms
+from gpukiln.cli.json_schema import DIALECT, Form, Forms
 from gpukiln.files import write_whole
 
 WIDTH = 160  # of a line: what fits into one is in one
@@ -273,7 +273,7 @@ def _offer() -> Documents:
 
 
 def _project() -> Documents:
-    from gpukiln.commands.settings import Value
+    from gpukiln.cli.settings import Value
 
     return {"project.config/1": Form(None, "Each setting of a project.", settings=[Value])}
 
@@ -382,7 +382,7 @@ def _forms(noun: str = "") -> Forms:
 def files() -> dict[str, str]:
     """Every published schema, by the name of its file."""
     schemas = {**{noun: schema_of(noun) for noun in NOUNS}, "verdict": verdict_schema()}
-    comment = {"$comment": "Generated: python -m gpukiln.commands.schemas docs/schemas"}
+    comment = {"$comment": "Generated: python -m gpukiln.cli.schemas docs/schemas"}
     return {f"{name}.json": _text(comment | schema) + "\n" for name, schema in schemas.items()}
 
 

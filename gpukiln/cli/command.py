@@ -46,6 +46,7 @@ EXTRAS = {
 }
 """The modules that an extra brings."""
 DEFAULT_REGION = "us-west-2"
+REGION_DEFAULT = f"default: that of AWS's own settings, else {DEFAULT_REGION}"
 CLOUD = option("embedded (this machine) or aws (your account)", "embedded", setting="cloud")
 SIGNERS = "a private key as PEM file, awskms:KEY of AWS KMS, or sigstore: as the identity of this CI job"
 
@@ -287,9 +288,9 @@ def print_json(document: Any) -> None:
     """Write one JSON document to standard output.
 
     Args:
-        document: Plain data; what says no `schema` is of a form of others, as an IAM policy is.
+        document: Plain data; one without `schema` has a form of others, such as an IAM policy.
     """
-    print(json.dumps(document, indent=2))
+    print(streams.as_typed(json.dumps(document, indent=2)))  # hints name commands as they are typed
 
 
 def print_document(schema: str, document: Any = None, /, **fields: Any) -> None:

@@ -39,11 +39,12 @@ NOUNS = {
 """What each noun is about, and the modules that have its commands; a module is imported when it is asked."""
 
 INVOKE, GPUKILN = "invoke", "gpukiln"
+COMMIT_DIGITS = 12  # what the Linux kernel's documents ask for in a reference to a commit
 HELP = ("-h", "--help")
 OPTIONS = (
     ("-h, --help", "show this, or what a command takes"),
     ("-l, --list [NOUN]", "list the commands, all or those of one noun"),
-    ("-V, --version", "show the version"),
+    ("-V, --version", "show the version and its commit"),
 )
 
 
@@ -101,7 +102,7 @@ def _work(words: list[str], program: str) -> int | None:
     if not asked:
         _say(*_about(program))
     elif first in ("-V", "--version"):
-        _say(f"gpukiln {__version__}")
+        _say(_version())
     elif first in ("-l", "--list"):
         _say(_list("".join(asked[1:2]), program))
     elif first in ("completion", "--print-completion-script"):
@@ -129,6 +130,18 @@ def _run(made: Command, name: str) -> int | None:
 def _say(*lines: str) -> None:
     for line in lines:
         print(line)
+
+
+def _version() -> str:
+    from gpukiln.images.commit import source_commit
+
+    commit = source_commit()
+    digits, dash, dirty = commit.partition("-")
+    return (
+        f"gpukiln {__version__}, commit {digits[:COMMIT_DIGITS]}{dash}{dirty}"
+        if commit
+        else f"gpukiln {__version__}"
+    )
 
 
 def _unknown_option(word: str, program: str) -> UsageError:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from gpukiln.cli.command import Command, JsonOptions, PlaceOptions, RemovalOptions, results, say
+from gpukiln.cli.command import (
+    DEFAULT_REGION,
+    REGION_DEFAULT,
+    Command,
+    JsonOptions,
+    PlaceOptions,
+    RemovalOptions,
+    results,
+    say,
+)
 from gpukiln.errors import UsageError
 from gpukiln.options import option
 
@@ -30,7 +39,7 @@ class CloudEnv(Command):
     """Start the server and print the settings that the AWS CLI needs: eval "$(invoke cloud.env)"."""
 
     region: str = option(
-        "region that the printed settings name", "us-west-2", also="regions", setting="region"
+        "region that the printed settings name", DEFAULT_REGION, also="regions", setting="region"
     )
 
     def run(self) -> None:
@@ -98,18 +107,18 @@ class CloudClean(RemovalOptions):
 class CloudSweep(RemovalOptions, PlaceOptions):
     """Find what ended builds left in one region: of this machine at once, of others past their deadline."""
 
-    region: str = option("AWS region to look at", "us-west-2", also="regions", setting="region")
+    region: str = option(f"AWS region to look at; {REGION_DEFAULT}", also="regions", setting="region")
 
     def run(self) -> None:
         from gpukiln.images.builds import Builds
         from gpukiln.images.killed import find_leftovers_here, remove_leftovers_here
 
-        cloud, builds = self.connect(), Builds()
+        cloud, builds = self.connect_to(self.cloud, self.region or DEFAULT_REGION), Builds()
         leftovers = find_leftovers_here(cloud, builds)
         self.show(*map(str, leftovers))
         removed = []
         if not leftovers:
-            say(f"nothing is left in {self.region}")
+            say(f"nothing is left in {cloud.region}")
         elif self.removes:
             removed = remove_leftovers_here(cloud, builds, leftovers, say)
         else:

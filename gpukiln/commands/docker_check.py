@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpukiln.cli.command import PlaceOptions, words
+from gpukiln.cli.command import DEFAULT_REGION, REGION_DEFAULT, PlaceOptions, words
 from gpukiln.errors import UsageError
 from gpukiln.options import option
 
@@ -26,7 +26,7 @@ class DockerCheck(PlaceOptions):
     build: str = option("an AMI's build: build id or `last`")
     gpu: str = option("GPUs of the node, for example a10g,t4; default: those the AMI was built for")
     instance_types: str = option("the node's EC2 instance types, instead of --gpu")
-    region: str = option("AWS region of --ami", "us-west-2", also="regions", setting="region")
+    region: str = option(f"AWS region of --ami; {REGION_DEFAULT}", also="regions", setting="region")
 
     def run(self) -> None:
         from dataclasses import replace
@@ -64,4 +64,6 @@ class DockerCheck(PlaceOptions):
                 )
             return Node(f"driver {self.driver}", self.driver)
         build = Builds().find(self.build) if self.build else Builds().of_image(self.ami)
-        return node_of_record(build.read()) if build else node_of_ami(self.connect(), self.ami)
+        if build:
+            return node_of_record(build.read())
+        return node_of_ami(self.connect_to(self.cloud, self.region or DEFAULT_REGION), self.ami)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpukiln.cli.command import JsonOptions, ProfileOptions, print_files, say, words
+from gpukiln.cli.command import (
+    DEFAULT_REGION,
+    REGION_DEFAULT,
+    JsonOptions,
+    ProfileOptions,
+    print_files,
+    say,
+    words,
+)
 from gpukiln.errors import UsageError
 from gpukiln.options import option
 
@@ -36,8 +44,8 @@ class K8sNodes(ProfileOptions, JsonOptions):
     memory: str = option("with --gpu: memory of a machine, at least, for example 32GiB")
     arch: str = option("with --gpu: x86_64 or arm64")
     region: str = option(
-        "with --gpu: of AWS, whose prices order the machines; with --cloud: where the image is",
-        "us-west-2",
+        "with --gpu: of AWS, whose prices order the machines; with --cloud: where the image is; "
+        + REGION_DEFAULT,
         also="regions",
         setting="region",
     )
@@ -78,12 +86,13 @@ class K8sNodes(ProfileOptions, JsonOptions):
 
         if self.provider not in get_args(group.Provider):
             raise unknown("--provider", self.provider, get_args(group.Provider))
-        check_region(self.region)
+        region = check_region(self.region or DEFAULT_REGION)
         fields = {
             **self.pick("provider", "cluster", "name", "base", "reservation", "keep", "role", "dns_ip"),
             "image": self._image(),
             "types": group.types_of(
-                **self.pick("gpu", "cpu", "memory", "arch", "region"),
+                **self.pick("gpu", "cpu", "memory", "arch"),
+                region=region,
                 named=words(self.instance_type),
                 today=datetime.now(UTC).date(),
             ),
@@ -97,7 +106,7 @@ class K8sNodes(ProfileOptions, JsonOptions):
             "labels": group.parse_labels(self.label),
         }
         nodes = group.check(load(group.NodeGroup, fields, where="options"))
-        trust = require_trusted(nodes.image, self.connect_to(self.cloud, self.region) if self.cloud else None)
+        trust = require_trusted(nodes.image, self.connect_to(self.cloud, region) if self.cloud else None)
         files = rendered.files(nodes)
         rendering = folder.write(Path(self.output) if self.output else None, files)
         document = rendered.document(nodes, rendering, trust)

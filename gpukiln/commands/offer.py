@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpukiln.cli.command import (
     CLOUD,
     DEFAULT_REGION,
+    REGION_DEFAULT,
     Command,
     JsonOptions,
     ProfileOptions,
@@ -32,9 +33,7 @@ class RegionOptions(ProfileOptions, JsonOptions):
     """Where machines are looked for."""
 
     regions: str = option(
-        f"AWS regions to look in, separated by commas; default: AWS's own setting, else {DEFAULT_REGION}",
-        also="region",
-        setting="region",
+        f"AWS regions to look in, separated by commas; {REGION_DEFAULT}", also="region", setting="region"
     )
     cloud: str = option(
         "ask this cloud for zones, quota, likelihood and reservations: aws (your account) or embedded "

@@ -57,6 +57,17 @@ def test_a_disk_leaves_and_comes_back(typed, tmp_path):
     assert (code, out.startswith(f"{document['image_id']} "), "(exists already)" in out) == (0, True, True)
 
 
+def test_a_relative_path_is_of_the_folder_where_it_is_typed(typed, tmp_path, monkeypatch):
+    image_id, disk = image_with_disk(mib=64)
+    boot_disk(disk, BIOS_TABLE)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert typed("export", image_id, output="here.qcow2", region=HOME)[0] == 0
+    assert "here.qcow2" in {file.name for file in folder.iterdir()}
+    assert typed("import", "here.qcow2", region=HOME, dry_run=True)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

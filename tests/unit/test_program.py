@@ -10,9 +10,10 @@ import pytest
 
 from gpukiln import __version__
 from gpukiln.catalog.load import ROOT
-from gpukiln.cli.command import results
+from gpukiln.cli.command import print_json, results
 from gpukiln.cli.completion import SCRIPTS, complete
 from gpukiln.cli.main import GPUKILN, INVOKE, NOUNS, command, main, names
+from gpukiln.cli.streams import program
 from gpukiln.commands.offer import OfferList
 from gpukiln.options import options_of
 from tests.support.exit_codes import invoke
@@ -190,6 +191,14 @@ def test_results_name_commands_as_they_are_typed(capsys, monkeypatch):
     assert capsys.readouterr().out == "`invoke ami.build --x` bakes; invoke --list\n"
 
 
+def test_hints_in_json_name_commands_as_they_are_typed(capsys):
+    for name, shown in ((GPUKILN, "gpukiln ami build --x"), (INVOKE, "invoke ami.build --x")):
+        with program(name):
+            print_json({"schema": "ami.build/1", "hint": "`invoke ami.build --x` builds"})
+        document = json.loads(capsys.readouterr().out)
+        assert document == {"schema": "ami.build/1", "hint": f"`{shown}` builds"}
+
+
 def test_help_is_of_the_program_a_noun_or_a_command(capsys):
     shown = {}
     for line in ("--help", "offer --help", "offer list --help", "--version", "completion fish"):
@@ -202,7 +211,8 @@ def test_help_is_of_the_program_a_noun_or_a_command(capsys):
         "--hours NUMBER                hours a month that it runs (default: 730)"
         in shown["offer list --help"]
     )
-    assert shown["--version"] == f"gpukiln {__version__}\n"
+    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True)[:12]
+    assert shown["--version"] in {f"gpukiln {__version__}, commit {commit}{end}\n" for end in ("", "-dirty")}
     assert shown["completion fish"].startswith("complete -c gpukiln ")
 
 

@@ -1,6 +1,7 @@
-"""What every command shares: errors become a message and an exit code, JSON goes to standard output alone.
+"""The base of all commands: option groups, output, and errors as a message and an exit code.
 
-Nothing heavy is imported here or at the top of a command's module: `invoke --list` must be quick.
+Here and at the top of a command's module only light modules are imported: completion in a shell and
+`invoke --list` import every command, and must be quick.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     from gpukiln.verify.target import Target
 
 P = ParamSpec("P")
-INTERRUPTED = 130
+INTERRUPTED = 130  # of a shell for a program that SIGINT ended: 128 + 2 (bash(1), EXIT STATUS)
 _OS_HINTS = {
     **dict.fromkeys(FULL, ROOM_HINT),
+    # Root keeps its state in /var/lib/gpukiln, which others can't write (gpukiln/state.py).
     errno.EACCES: "run as root, or let $GPUKILN_HOME name a folder of your own",
     errno.EROFS: "let $GPUKILN_HOME name a folder that can be written to",
 }
@@ -44,7 +46,7 @@ EXTRAS = {
     "k8s": ("cryptography", "cyclonedx", "jinja2", "packageurl", "securesystemslib"),
     "proxmox": ("proxmoxer", "requests", "requests_toolbelt"),
 }
-"""The modules that an extra brings."""
+"""The modules that an extra of pyproject.toml installs; tests/unit/test_installed.py compares them."""
 DEFAULT_REGION = "us-west-2"
 REGION_DEFAULT = f"default: that of AWS's own settings, else {DEFAULT_REGION}"
 CLOUD = option("embedded (this machine) or aws (your account)", "embedded", setting="cloud")
@@ -53,18 +55,18 @@ SIGNERS = "a private key as PEM file, awskms:KEY of AWS KMS, or sigstore: as the
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its fields are its options, its docstring is its help, `run` does it.
+    """A command: its fields are its options, its docstring is its help, `run` carries it out.
 
     A class with `run` is a command, named by its class: `AmiBuild` is ami.build, and so is `AmiBuildCommand`,
-    where the other name is taken. One without is a group of options that several commands have.
+    where the first name is taken. One without is a group of options that several commands share.
     """
 
     def run(self) -> int | None:
-        """Do it; returns the exit code, None for 0."""
+        """Carry the command out; returns the exit code, None for 0."""
         raise NotImplementedError
 
     def pick(self, *names: str) -> dict[str, Any]:
-        """Options by name, for a call whose arguments have the same names."""
+        """Values of options by name, for a call whose arguments have the same names."""
         return {name: getattr(self, name) for name in names}
 
 
@@ -89,6 +91,7 @@ class JsonOptions(Command):
             schema: The document's name in `gpukiln.cli.schemas`; empty: its field `schema`.
             fields: Further fields of the document.
         """
+        # Standard output has one document and nothing else, so that a program can parse all of it.
         if self.json:
             print_document(schema or document.schema, document, **fields)
         else:
@@ -188,8 +191,8 @@ class ExistingImageOptions(ProfileOptions, JsonOptions):
     cloud: str = option("where the image is; default: as its record says")
 
 
-def end(work: Callable[P, int | None], *args: P.args, **kwargs: P.kwargs) -> int:
-    """Do the work; its errors become a message, and the exit code that is returned."""
+def exit_code_of(work: Callable[P, int | None], *args: P.args, **kwargs: P.kwargs) -> int:
+    """Call a function; an error becomes a message, and the exit code that is returned."""
     try:
         with streams.output_named():
             return work(*args, **kwargs) or 0
@@ -200,10 +203,11 @@ def end(work: Callable[P, int | None], *args: P.args, **kwargs: P.kwargs) -> int
         return error.exit_code
     except KeyboardInterrupt as interrupt:
         print("interrupted", file=sys.stderr)
+        # Notes name machines that still run and cost money, and removals that failed.
         for note in getattr(interrupt, "__notes__", ()):
             print(note, file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # `| head`: who reads has enough
+    except BrokenPipeError:  # `| head` has read enough: no failure
         streams.forget_output()
         return 0
     except OSError as error:
@@ -212,11 +216,11 @@ def end(work: Callable[P, int | None], *args: P.args, **kwargs: P.kwargs) -> int
         return UnavailableError.exit_code
 
 
-def missing(error: ModuleNotFoundError, noun: str) -> Exception:
-    """What to install for a module that is not there; the error itself where nothing installs it.
+def missing_extra(error: ModuleNotFoundError, noun: str) -> Exception:
+    """An error that names the extra with a missing module; the error itself where no extra has it.
 
     Args:
-        noun: Of the command; the extra of this name is named where several bring the module.
+        noun: Of the command; the extra of this name is preferred where several have the module.
     """
     module = str(error.name).partition(".")[0]
     extras = [extra for extra, modules in EXTRAS.items() if module in modules]
@@ -230,7 +234,7 @@ def missing(error: ModuleNotFoundError, noun: str) -> Exception:
 def _os_hint(error: OSError) -> str:
     file = Path(str(error.filename or "."))
     if error.errno == errno.ENOENT and recipes.is_checkout() and file.is_relative_to(recipes.root()):
-        return f"`git checkout -- {file.relative_to(recipes.root())}` brings a file of the repository back"
+        return f"`git checkout -- {file.relative_to(recipes.root())}` restores a file of the repository"
     return _OS_HINTS.get(error.errno or 0, "")
 
 
@@ -246,20 +250,12 @@ def print_error(error: GpukilnError) -> None:
 
 
 def say(text: str) -> None:
-    """Write a notice for people, on standard error; results go to `results`.
-
-    Args:
-        text: The line.
-    """
+    """Write a notice for people to standard error; results go to `results`."""
     print(text, file=sys.stderr)
 
 
 def results(*, json: bool = False) -> PlainConsole:
-    """Where people read results: on standard output, unless `--json` promises one document there.
-
-    Args:
-        json: Whether it does.
-    """
+    """The console of results for people: standard output, or with `--json` standard error."""
     from gpukiln.progress import PlainConsole
 
     console = PlainConsole(stderr=json)
@@ -276,10 +272,12 @@ def print_files(files: Mapping[str, str]) -> None:
 
 
 def words(text: str) -> list[str]:
-    """Read what was typed as a list.
+    """The words of a list that is typed with commas.
 
-    Args:
-        text: Words separated by commas.
+    >>> words("us-west-2, eu-west-1,")
+    ['us-west-2', 'eu-west-1']
+    >>> words("")
+    []
     """
     return [word.strip() for word in text.split(",") if word.strip()]
 

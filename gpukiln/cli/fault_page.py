@@ -24,13 +24,14 @@ def page() -> str:
     """docs/gpu-faults.md."""
     lines = ["", "| id | severity | what it means | next | source |", "|---|---|---|---|---|"]
     lines += [
-        f"| `{one.id}` | {one.severity} | {one.text} | {one.remedy} | {one.source} |" for one in ON_A_DEVICE
+        f"| `{fault.id}` | {fault.severity} | {fault.text} | {fault.remedy} | {fault.source} |"
+        for fault in ON_A_DEVICE
     ]
     lines += ["", "## What the kernel's log says without a number", ""]
     lines += ["| id | severity | what it means | next | source |", "|---|---|---|---|---|"]
     lines += [
-        f"| `{id}` | {one.severity} | {one.text} | {one.remedy} | {one.source} |"
-        for id, one in LOGGED.items()
+        f"| `{id}` | {fault.severity} | {fault.text} | {fault.remedy} | {fault.source} |"
+        for id, fault in LOGGED.items()
     ]
     lines += [
         *("", "## Xids", ""),

@@ -1,8 +1,7 @@
-"""The form of every document that a command prints with --json.
+"""The JSON Schema of every document that a command prints with --json.
 
-`python -m gpukiln.cli.schemas docs/schemas` writes a file for each noun. They are made of the types that
-are printed: a field that a type gains or loses, its document does. Money is a text: a number of JSON loses
-digits.
+`python -m gpukiln.cli.schemas docs/schemas` writes a file for each noun. The schemas are derived from the
+printed types, so that a document has exactly the fields of its type.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gpukiln.cli.json_schema import DIALECT, Form, Forms
+from gpukiln.cli.json_schema import DIALECT, ObjectSchema, SchemaBuilder
 from gpukiln.files import write_whole
 
-WIDTH = 160  # of a line: what fits into one is in one
-Documents = Mapping[str, Form]
+WIDTH = 160  # characters of a line of the files; schemas nest deep, and one key a line makes them unreadable
+Documents = Mapping[str, ObjectSchema]
 
 
 def _ami() -> Documents:
@@ -35,7 +34,7 @@ def _ami() -> Documents:
     from gpukiln.release.prune import PruneItem
     from gpukiln.verify.verdict import Verdict
 
-    base = Form(
+    base = ObjectSchema(
         base=str,
         title=str,
         driver=str,
@@ -44,7 +43,7 @@ def _ami() -> Documents:
         kubernetes=list[str] | None,
         default_on=list[str],
     )
-    timing = Form(
+    timing = ObjectSchema(
         build_id=str,
         image=str,
         cloud=str,
@@ -53,58 +52,66 @@ def _ami() -> Documents:
         durations_s=dict[str, float],
         total_s=float,
     )
-    pruned = Form(region=str, images=[PruneItem], leftovers=dict[str, str], error=str)
+    pruned = ObjectSchema(region=str, images=[PruneItem], leftovers=dict[str, str], error=str)
     return {
-        "ami.attest/1": Form(Attestation),
-        "ami.attest.plan/1": Form(None, "What would be attested.", build=str, image_id=str, signed=bool),
-        "ami.attest.verify/1": Form(
+        "ami.attest/1": ObjectSchema(Attestation),
+        "ami.attest.plan/1": ObjectSchema(
+            None, "What would be attested.", build=str, image_id=str, signed=bool
+        ),
+        "ami.attest.verify/1": ObjectSchema(
             None, "What was verified of an attestation.", build=str, image_id=str, findings=[Examined]
         ),
-        "ami.bases/1": Form(None, "Base images, and the driver of each.", bases=[base]),
-        "ami.build/1": Form(Record, "The record of a build that has ended.", image_id=str | None, built=bool),
-        "ami.build.found/1": Form(
+        "ami.bases/1": ObjectSchema(None, "Base images, and the driver of each.", bases=[base]),
+        "ami.build/1": ObjectSchema(
+            Record, "The record of a build that has ended.", image_id=str | None, built=bool
+        ),
+        "ami.build.found/1": ObjectSchema(
             None,
-            "A proven image of this plan is there: nothing was baked.",
+            "A verified image of this plan exists: nothing was baked.",
             image_id=str,
             build_id=str,
             built=bool,
             digest=str,
             verdict=Verdict | None,
         ),
-        "ami.build.plan/1": Form(ImagePlan, built=bool),
-        "ami.channels/1": Form(
+        "ami.build.plan/1": ObjectSchema(ImagePlan, built=bool),
+        "ami.channels/1": ObjectSchema(
             None, "What every channel points at.", channels=[ChannelRow], errors=dict[str, str]
         ),
-        "ami.diff/1": Form(Diff),
-        "ami.export/1": Form(Exported),
-        "ami.export.plan/1": Form(ExportPlan),
-        "ami.import/1": Form(Imported),
-        "ami.import.plan/1": Form(DiskFile, size_gib=int, name=str),
-        "ami.list/1": Form(None, "The builds of this computer, newest first.", builds=[Record]),
-        "ami.plan/1": Form(
+        "ami.diff/1": ObjectSchema(Diff),
+        "ami.export/1": ObjectSchema(Exported),
+        "ami.export.plan/1": ObjectSchema(ExportPlan),
+        "ami.import/1": ObjectSchema(Imported),
+        "ami.import.plan/1": ObjectSchema(DiskFile, size_gib=int, name=str),
+        "ami.list/1": ObjectSchema(None, "The builds of this computer, newest first.", builds=[Record]),
+        "ami.plan/1": ObjectSchema(
             ImagePlan,
             proven_image=str | None,
             proven_by_another_suite=str | None,
             why_build=list[str],
-            cost_estimate=(Form(Cost, usd=float | None), None),
+            cost_estimate=(ObjectSchema(Cost, usd=float | None), None),
         ),
-        "ami.prune/1": Form(None, "Which images nobody needs.", removed=bool, regions=[pruned]),
-        "ami.release/1": Form(Release),
-        "ami.rollback/1": Form(Release),
-        "ami.show/1": Form(Record),
-        "ami.timings/1": Form(None, "How long builds took, newest first.", builds=[timing]),
-        "ami.verify/1": Form(None, "A verdict for each machine that was started.", verdicts=[Verdict]),
+        "ami.prune/1": ObjectSchema(None, "Which images can be removed.", removed=bool, regions=[pruned]),
+        "ami.release/1": ObjectSchema(Release),
+        "ami.rollback/1": ObjectSchema(Release),
+        "ami.show/1": ObjectSchema(Record),
+        "ami.timings/1": ObjectSchema(None, "How long builds took, newest first.", builds=[timing]),
+        "ami.verify/1": ObjectSchema(
+            None, "A verdict for each machine that was started.", verdicts=[Verdict]
+        ),
     }
 
 
 def _cloud() -> Documents:
     from gpukiln.instances.leftovers import Leftover
 
-    machine = Form(instance_id=str, kind=str, address=str, ssh_port=int | None, running=bool, simulated=bool)
-    home = Form(path=str, device=int, inode=int)
-    server = Form(home=home, code=str, ssh_port=int | None, machines=[machine], url=str)
-    disk = Form(snapshot=str, image=str | None, mib=int, problem=str)
-    volume = Form(
+    machine = ObjectSchema(
+        instance_id=str, kind=str, address=str, ssh_port=int | None, running=bool, simulated=bool
+    )
+    home = ObjectSchema(path=str, device=int, inode=int)
+    server = ObjectSchema(home=home, code=str, ssh_port=int | None, machines=[machine], url=str)
+    disk = ObjectSchema(snapshot=str, image=str | None, mib=int, problem=str)
+    volume = ObjectSchema(
         volume=str,
         region=str | None,
         zone=str | None,
@@ -112,7 +119,7 @@ def _cloud() -> Documents:
         attached_to=str | None,
         mib=int,
     )
-    gpu = Form(
+    gpu = ObjectSchema(
         index=int,
         name=str | None,
         uuid=str | None,
@@ -125,7 +132,7 @@ def _cloud() -> Documents:
         hung=bool,
         processes=list[int],
     )
-    simulated = Form(
+    simulated = ObjectSchema(
         instance_id=str,
         instance_type=str,
         machine=str,
@@ -135,29 +142,31 @@ def _cloud() -> Documents:
         reason=str | None,
         gpus=[gpu],
     )
-    notice = Form(instance_id=str, action=str, recommended=str, noticed=str, ends=str)
+    notice = ObjectSchema(instance_id=str, action=str, recommended=str, noticed=str, ends=str)
     texts = dict[str, str]
     return {
-        "cloud.gpus/1": Form(
+        "cloud.gpus/1": ObjectSchema(
             None,
             "Simulated GPUs, and what is scarce.",
             machines=[simulated],
             scarce=list[str],
             interruption=(notice, None),
         ),
-        "cloud.gpus.list/1": Form(
+        "cloud.gpus.list/1": ObjectSchema(
             None, "What can be simulated.", settings=texts, scenarios=texts, boards=texts
         ),
-        "cloud.status/1": Form(
+        "cloud.status/1": ObjectSchema(
             None,
-            "The embedded cloud: its server, null where none runs, and what it keeps.",
+            "The embedded cloud: its server, null where none runs, and its files.",
             home=str,
             server=(server, None),
             disks=[disk],
             volumes=[volume],
             problems=list[str],
         ),
-        "cloud.sweep/1": Form(None, "What ended builds left.", found=[Leftover], removed=list[str]),
+        "cloud.sweep/1": ObjectSchema(
+            None, "What ended builds left running or stored.", found=[Leftover], removed=list[str]
+        ),
     }
 
 
@@ -169,19 +178,19 @@ def _docker() -> Documents:
     from gpukiln.verify.verdict import Verdict
 
     return {
-        "docker.build/1": Form(ContainerRecord, built=bool),
-        "docker.build.plan/1": Form(ContainerPlan, built=bool),
-        "docker.check/1": Form(ContainerCheck),
-        "docker.list/1": Form(
+        "docker.build/1": ObjectSchema(ContainerRecord, built=bool),
+        "docker.build.plan/1": ObjectSchema(ContainerPlan, built=bool),
+        "docker.check/1": ObjectSchema(ContainerCheck),
+        "docker.list/1": ObjectSchema(
             None, "The container builds of this computer, newest first.", builds=[ContainerRecord]
         ),
-        "docker.plan/1": Form(ContainerPlan, built=str | None),
-        "docker.push/1": Form(Pushed, reference=str),
-        "docker.push.plan/1": Form(
-            None, "Where an image would be pushed to.", repository=str, manifest_digest=None
+        "docker.plan/1": ObjectSchema(ContainerPlan, built=str | None),
+        "docker.push/1": ObjectSchema(Pushed, reference=str),
+        "docker.push.plan/1": ObjectSchema(
+            None, "The repository that an image would be pushed to.", repository=str, manifest_digest=None
         ),
-        "docker.show/1": Form(ContainerRecord),
-        "docker.verify/1": Form(None, "The verdict on a container image.", verdict=Verdict),
+        "docker.show/1": ObjectSchema(ContainerRecord),
+        "docker.verify/1": ObjectSchema(None, "The verdict on a container image.", verdict=Verdict),
     }
 
 
@@ -196,10 +205,10 @@ def _gpu() -> Documents:
     answers = {verb: typing.get_type_hints(verb.answer)["return"] for verb in verbs().values()}
     return {
         **{
-            verb.schema: Form(None, verb.help, nodes=[answer], failed=[Failure])
+            verb.schema: ObjectSchema(None, verb.help, nodes=[answer], failed=[Failure])
             for verb, answer in answers.items()
         },
-        TICK: Form(None, "A line of gpu.watch without --json.", node=str, tick=Tick),
+        TICK: ObjectSchema(None, "A line of gpu.watch without --json.", node=str, tick=Tick),
     }
 
 
@@ -212,14 +221,14 @@ def _k8s() -> Documents:
     from gpukiln.verify.verdict import Verdict
 
     return {
-        ADDONS: Form(AddOns),
-        evaluate.SCHEMA: Form(evaluate.Report),
-        registry.SCHEMA: Form(registry.RuleList),
-        doctor.SCHEMA: Form(doctor.Diagnosis),
-        JOB: Form(JobDocument),
-        rendered.SCHEMA: Form(rendered.Nodes),
-        "k8s.rbac/1": Form(None, "Roles and bindings to be applied.", manifests=list[dict[str, Any]]),
-        "k8s.test/1": Form(None, "The verdict on a cluster.", verdict=Verdict),
+        ADDONS: ObjectSchema(AddOns),
+        evaluate.SCHEMA: ObjectSchema(evaluate.Report),
+        registry.SCHEMA: ObjectSchema(registry.RuleList),
+        doctor.SCHEMA: ObjectSchema(doctor.Diagnosis),
+        JOB: ObjectSchema(JobDocument),
+        rendered.SCHEMA: ObjectSchema(rendered.Nodes),
+        "k8s.rbac/1": ObjectSchema(None, "Roles and bindings to be applied.", manifests=list[dict[str, Any]]),
+        "k8s.test/1": ObjectSchema(None, "The verdict on a cluster.", verdict=Verdict),
     }
 
 
@@ -239,23 +248,23 @@ def _node() -> Documents:
     from gpukiln.nodes.scenarios import ScenarioResult
     from gpukiln.verify.verdict import Verdict
 
-    run = Form(RunResult, id=str, unfinished=list[str])
-    host = Form(host=str, reason=str, diagnosis=str, verdict=Verdict | None)
-    verdicts = Form(None, "One verdict a host, or why there is none.", hosts=[host])
-    scenario = Form(name=str, title=str, image=str)
+    run = ObjectSchema(RunResult, id=str, unfinished=list[str])
+    host = ObjectSchema(host=str, reason=str, diagnosis=str, verdict=Verdict | None)
+    verdicts = ObjectSchema(None, "One verdict a host, or the reason why it has none.", hosts=[host])
+    scenario = ObjectSchema(name=str, title=str, image=str)
     return {
         "node.apply/1": run,
         "node.doctor/1": verdicts,
         "node.drift/1": run,
-        LOOK: Form(Passthrough),
-        CREATE: Form(Created),
-        UNDO: Form(Undo),
-        UNDONE: Form(Undone),
-        "node.runs/1": Form(None, "What earlier runs left.", runs=[OldRun]),
-        "node.test/1": Form(
-            None, "What came of the scenarios.", id=str, scenarios=[ScenarioResult], not_run=list[str]
+        LOOK: ObjectSchema(Passthrough),
+        CREATE: ObjectSchema(Created),
+        UNDO: ObjectSchema(Undo),
+        UNDONE: ObjectSchema(Undone),
+        "node.runs/1": ObjectSchema(None, "The folders of earlier runs.", runs=[OldRun]),
+        "node.test/1": ObjectSchema(
+            None, "The results of the scenarios.", id=str, scenarios=[ScenarioResult], not_run=list[str]
         ),
-        "node.test.list/1": Form(None, "Molecule's scenarios.", scenarios=[scenario]),
+        "node.test.list/1": ObjectSchema(None, "Molecule's scenarios.", scenarios=[scenario]),
         "node.verify/1": verdicts,
     }
 
@@ -265,17 +274,17 @@ def _offer() -> Documents:
     from gpukiln.offers.refresh import REFRESH, RefreshDocument
 
     return {
-        LIST: Form(OfferListing),
-        SHOW: Form(OfferDetails),
-        CHECK: Form(Checked),
-        REFRESH: Form(RefreshDocument),
+        LIST: ObjectSchema(OfferListing),
+        SHOW: ObjectSchema(OfferDetails),
+        CHECK: ObjectSchema(Checked),
+        REFRESH: ObjectSchema(RefreshDocument),
     }
 
 
 def _project() -> Documents:
     from gpukiln.cli.settings import Value
 
-    return {"project.config/1": Form(None, "Each setting of a project.", settings=[Value])}
+    return {"project.config/1": ObjectSchema(None, "Each setting of a project.", settings=[Value])}
 
 
 def _workspace() -> Documents:
@@ -293,15 +302,15 @@ def _workspace() -> Documents:
     from gpukiln.workspaces.volumes import Home
 
     return {
-        "workspace.env/1": Form(
+        "workspace.env/1": ObjectSchema(
             None, "Variables by which programs find a workspace.", variables=dict[str, str]
         ),
-        LIST: Form(WorkspaceListing),
-        "workspace.move/1": Form(Home),
-        PLAN: Form(Preview),
-        SHOW: Form(WorkspaceDetails),
-        STATUS: Form(Status),
-        USAGE: Form(OwnersUsage),
+        LIST: ObjectSchema(WorkspaceListing),
+        "workspace.move/1": ObjectSchema(Home),
+        PLAN: ObjectSchema(Preview),
+        SHOW: ObjectSchema(WorkspaceDetails),
+        STATUS: ObjectSchema(Status),
+        USAGE: ObjectSchema(OwnersUsage),
     }
 
 
@@ -319,43 +328,44 @@ NOUNS: dict[str, Callable[[], Documents]] = {
 
 
 @cache
-def forms_of(noun: str) -> tuple[dict[str, dict[str, Any]], Forms]:
-    """The schema of each document of a noun's commands, and what they refer to."""
-    forms = _forms(noun)
-    found = {name: forms.of(form) for name, form in NOUNS[noun]().items()}
-    for name, form in found.items():
-        said = {"schema": {"const": name}}
-        form["properties"] = said | form["properties"] | said
+def schemas_of(noun: str) -> tuple[dict[str, dict[str, Any]], SchemaBuilder]:
+    """The schema of each document of a noun's commands, and the builder with their definitions."""
+    builder = _forms(noun)
+    documents = {name: builder.of(form) for name, form in NOUNS[noun]().items()}
+    for name, form in documents.items():
+        constant = {"schema": {"const": name}}
+        # First in the file for readers; again, because a record's own `schema`, its version, is replaced.
+        form["properties"] = constant | form["properties"] | constant
         form["required"] = list(dict.fromkeys(["schema", *form["required"]]))
-    return found, forms
+    return documents, builder
 
 
 def schema_of(noun: str) -> dict[str, Any]:
-    """One schema of all documents of a noun's commands; `schema` in a document says which it is."""
-    found, forms = forms_of(noun)
-    documents, title = [*found.values()], f"What invoke {noun}.* prints with --json"
+    """One schema of all documents of a noun's commands; `schema` in a document names the document."""
+    schemas, builder = schemas_of(noun)
+    documents, title = [*schemas.values()], f"What invoke {noun}.* prints with --json"
     if noun == "workspace":
         from gpukiln.workspaces.contract import Outputs, Workspace
 
         title = f"What a workspace is asked for, and what invoke {noun}.* prints with --json"
         # Workspace is what people write, Outputs what Terraform's module answers.
-        documents = [forms.of(Workspace), forms.of(Outputs), *documents]
+        documents = [builder.of(Workspace), builder.of(Outputs), *documents]
     if noun == "gpu":
         title = f"What gpukiln-gpu and invoke {noun}.* print with --json"
-    return {"$schema": DIALECT, "title": title, "oneOf": documents, "$defs": forms.used_by(documents)}
+    return {"$schema": DIALECT, "title": title, "oneOf": documents, "$defs": builder.used_by(documents)}
 
 
 def verdict_schema() -> dict[str, Any]:
-    """The schema of results.json: a document of its own, which others hold."""
+    """The schema of results.json, which is a document and a part of others."""
     from gpukiln.verify.verdict import Verdict
 
-    forms = _forms()
-    forms.of(Verdict)
-    form = forms.defs[Verdict.__name__]
-    return {"$schema": DIALECT, "title": "A verdict: results.json", **form, "$defs": forms.used_by([form])}
+    builder = _forms()
+    builder.of(Verdict)
+    form = builder.defs[Verdict.__name__]
+    return {"$schema": DIALECT, "title": "A verdict: results.json", **form, "$defs": builder.used_by([form])}
 
 
-def _forms(noun: str = "") -> Forms:
+def _forms(noun: str = "") -> SchemaBuilder:
     from pydantic import NonNegativeInt
 
     from gpukiln.findings import OUTCOMES
@@ -368,8 +378,8 @@ def _forms(noun: str = "") -> Forms:
         from gpukiln.workspaces.contract import Workspace
 
         written = Workspace
-    counts = Form(**dict.fromkeys(OUTCOMES, NonNegativeInt))
-    return Forms(
+    counts = ObjectSchema(**dict.fromkeys(OUTCOMES, NonNegativeInt))
+    return SchemaBuilder(
         {
             Verdict: {"passed": bool, "counts": counts},
             Release: {"schema": int, "parameter": str},
@@ -380,31 +390,31 @@ def _forms(noun: str = "") -> Forms:
 
 
 def files() -> dict[str, str]:
-    """Every published schema, by the name of its file."""
+    """Every published schema by the name of its file."""
     schemas = {**{noun: schema_of(noun) for noun in NOUNS}, "verdict": verdict_schema()}
     comment = {"$comment": "Generated: python -m gpukiln.cli.schemas docs/schemas"}
     return {f"{name}.json": _text(comment | schema) + "\n" for name, schema in schemas.items()}
 
 
 def _text(value: Any, indent: str = "", taken: int = 0) -> str:
-    """JSON in which what fits into a line is one, and plain values fill lines.
+    """JSON with as much on each line as fits: short objects are whole, plain values fill lines.
 
     Args:
-        indent: What the line begins with.
-        taken: Characters of the line that are used, before and behind the value.
+        indent: The spaces at the beginning of the line.
+        taken: Characters of the line in use before and after the value.
     """
     line = json.dumps(value)
     if not isinstance(value, dict | list) or not value or len(indent) + taken + len(line) <= WIDTH:
         return line
-    inner, lines, room = f"{indent} ", list[str](), 0
-    for key, one in value.items() if isinstance(value, dict) else (("", one) for one in value):
+    inner, lines, space = f"{indent} ", list[str](), 0
+    for key, item in value.items() if isinstance(value, dict) else (("", element) for element in value):
         name = f"{json.dumps(key)}: " if key else ""
-        text, plain = name + _text(one, inner, len(name) + 1), not isinstance(one, dict | list)
-        if plain and lines and len(text) < room:
+        text, plain = name + _text(item, inner, len(name) + 1), not isinstance(item, dict | list)
+        if plain and lines and len(text) < space:
             lines[-1] += f", {text}"
         else:
             lines.append(inner + text)
-        room = WIDTH - len(lines[-1]) - 2 if plain else 0
+        space = WIDTH - len(lines[-1]) - 2 if plain else 0  # 2: a comma and a blank
     start, end = "{}" if isinstance(value, dict) else "[]"
     return f"{start}\n" + ",\n".join(lines) + f"\n{indent}{end}"
 

@@ -24,21 +24,22 @@ SETTINGS = {
     "image": ("the image that is built and released, a folder of ami/", "eks-gpu"),
     "channel": ("the channel that is released to", ""),
     "subnet_id": ("the subnet of machines that bake and verify, on aws", ""),
-    "ssh_cidr": ("who may reach SSH of those machines, on aws", ""),
+    "ssh_cidr": ("the network that reaches SSH of those machines, on aws", ""),
 }
-"""By name: what it is, and what it is where nobody says; a field of `Option.setting` names one."""
+"""By name: its meaning, and its default; `Option.setting` names one."""
 COMPONENTS = "components"
 """A table of gpukiln.toml: fields of components.yaml that the project changes, as --set does."""
+# Of a project for AWS; a build on the embedded cloud there would be refused for --profile.
 OF_AWS = ("profile", "subnet_id", "ssh_cidr")
 DEFAULT = "default"
 
 
 @dataclass(frozen=True)
 class Value:
-    """What a setting is.
+    """The value of a setting.
 
     Args:
-        source: The variable or file that says it, or `default`.
+        source: The variable or file that has it, or `default`.
     """
 
     name: str
@@ -50,7 +51,7 @@ def read_project(file: Path) -> dict[str, str]:
     """The settings of a file; a component's field is `components.NAME.FIELD`.
 
     Raises:
-        UsageError: It can't be read, or has something else.
+        UsageError: It can't be read, or has an unknown setting.
     """
     import tomllib
 
@@ -60,11 +61,11 @@ def read_project(file: Path) -> dict[str, str]:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{file}: {error}", hint="wanted: TOML, such as region = 'us-west-2'") from error
-    found = dict(_flat(document, ""))
-    for name in found:
+    project_settings = dict(_flat(document, ""))
+    for name in project_settings:
         if name not in SETTINGS and not (name.startswith(f"{COMPONENTS}.") and name.count(".") > 1):
             raise unknown(f"setting of {file}:", name, [*SETTINGS, f"{COMPONENTS}.NAME.FIELD"])
-    return found
+    return project_settings
 
 
 def _flat(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, str]]:
@@ -107,7 +108,7 @@ def _values() -> list[Value]:
 
 
 def complete(options: Iterable[Option], typed: Mapping[str, Any]) -> dict[str, Any]:
-    """What was typed, and the settings of the options that were not.
+    """The typed options, completed with the settings of the others.
 
     AWS's own region counts unless the command is about the embedded cloud, or its option has a default.
     """
@@ -135,7 +136,7 @@ def complete(options: Iterable[Option], typed: Mapping[str, Any]) -> dict[str, A
 
 
 def components(typed: str = "") -> str:
-    """The project's changes of components, and those that were typed, which win; as --set has them."""
+    """Changes of components in the form of --set: the typed ones, and the project's of other fields."""
     names = {word.partition("=")[0].strip() for word in typed.split(",")}
     prefix = f"{COMPONENTS}."
     fields = {field.name.removeprefix(prefix): field.value for field in _values() if "." in field.name}

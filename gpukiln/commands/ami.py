@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from gpukiln.images.modules import SigningPair
     from gpukiln.images.plan import ImagePlan
 
-CHANGES_PENDING = 10  # exit code of `plan --exit-code` when there is something to build
+# Exit code of `plan --exit-code` when there is something to build; 1 to 6 are the kinds of failure, see
+# gpukiln/errors.py.
+CHANGES_PENDING = 10
 
 
 @dataclass(frozen=True)
@@ -78,20 +80,26 @@ class AmiPlan(BuildOptions):
 
         cloud = self.connect()
         tell_killed(Builds(), say)
-        found = preview(self.plan(cloud)[0], cloud, Builds())
-        cost = {**dump(found.cost), "usd": found.cost.usd} if found.cost else None
-        self.report(found.plan, found.parts(), schema="ami.plan/1", cost_estimate=cost, **found.fields)
-        return CHANGES_PENDING if self.exit_code and not found.is_current else 0
+        build_preview = preview(self.plan(cloud)[0], cloud, Builds())
+        cost = {**dump(build_preview.cost), "usd": build_preview.cost.usd} if build_preview.cost else None
+        self.report(
+            build_preview.plan,
+            build_preview.parts(),
+            schema="ami.plan/1",
+            cost_estimate=cost,
+            **build_preview.fields,
+        )
+        return CHANGES_PENDING if self.exit_code and not build_preview.is_current else 0
 
 
 @dataclass(frozen=True)
 class AmiBuild(BuildOptions):
     """Plan and bake an image, boot it in a new machine, verify it, and keep a record of every step."""
 
-    force: bool = option("build even when a proven image has this digest", False)
+    force: bool = option("build even when a verified image has this digest", False)
     sign_key: str = option(f"signs provenance and verdict: {SIGNERS}")
     dry_run: bool = option("stop after the plan", False)
-    module_cache: str = option("keeps compiled kernel modules: a folder, s3://BUCKET/PREFIX or none")
+    module_cache: str = option("cache of compiled kernel modules: a folder, s3://BUCKET/PREFIX or none")
     stages: str = option(
         "on: go on from the last stage that is unchanged, and keep new ones; off: every role runs; "
         "default: on where snapshots cost nothing, off on aws"
@@ -115,6 +123,7 @@ class AmiBuild(BuildOptions):
         with progress.step("plan"):
             cloud = self.connect()
             signer = signer_of(self.sign_key, cloud)
+            # A killed build may still run machines, which hold the quota that this build needs.
             if self.dry_run:
                 tell_killed(builds, say)
             else:
@@ -123,23 +132,24 @@ class AmiBuild(BuildOptions):
             plan, signing = self.plan(cloud)
             stages = stages_of(plan, cloud) if uses_stages else None
         self.show(plan_table(plan))
-        proven = None if self.force else find_proven(plan, cloud, suite_digest())
-        if proven:
-            self.show(f"{reuse.reuse_line(proven, then='it is verified again')} (--force builds anyway)")
+        existing = None if self.force else find_proven(plan, cloud, suite_digest())
+        if existing:
+            self.show(f"{reuse.reuse_line(existing, then='it is verified again')} (--force builds anyway)")
         elif not self.force:
             self.show(*(f"  {line}" for line in pipeline.why_build(plan, builds)))
         if self.dry_run:
             say("dry run: nothing was started")
-            if not proven:
+            if not existing:
                 self.report(plan, schema="ami.build.plan/1", built=False)
                 return 0
-        if proven:
+        if existing:
+            # Existing but verified by another suite: only the verification is missing.
             verdict = None
             if not self.dry_run:
-                verdict = reuse.verify_proven(proven, plan, cloud, signer, say, self.show)
-            found = {"image_id": proven.image_id, "build_id": proven.build_id, "digest": plan.digest}
-            self.report(found, schema="ami.build.found/1", built=False, verdict=verdict)
-            build_id = proven.build_id
+                verdict = reuse.verify_existing(existing, plan, cloud, signer, say, self.show)
+            fields = {"image_id": existing.image_id, "build_id": existing.build_id, "digest": plan.digest}
+            self.report(fields, schema="ami.build.found/1", built=False, verdict=verdict)
+            build_id = existing.build_id
         else:
             saved = Saved(open_store(self.module_cache, state_home(), cloud), stages, signing)
             build, record = pipeline.build_image(plan, cloud, builds, progress, saved, signer)

@@ -49,7 +49,9 @@ class AmiNotes(Command):
     build: str = option(
         "the image to release: build id, AMI id, `last`, or a record file", first=True, required=True
     )
-    since: str = option("the image that it replaces, named likewise; default: the last proven one before it")
+    since: str = option(
+        "the image that it replaces, named likewise; default: the last verified one before it"
+    )
     vulnerabilities: str = VULNERABILITIES
 
     def run(self) -> None:

@@ -11,7 +11,7 @@ from gpukiln.options import option
 
 @dataclass(frozen=True)
 class AmiExport(ExistingImageOptions):
-    """Write the disk of a proven image to a file, with digest and documents; nothing is launched."""
+    """Write the disk of a verified image to a file, with digest and documents; nothing is launched."""
 
     image: str = option(
         "build id, `last`, or AMI id (with --region and --cloud when another machine built it)",
@@ -28,7 +28,7 @@ class AmiExport(ExistingImageOptions):
     ssh_key: str = option("file with public keys that may log in, where no metadata brings any")
     size: str = option("let the disk grow to this size, for example 64GiB; default: as it is")
     url: str = option("http address of the netboot folder, or of the raw.zst that an installer fetches")
-    unproven: bool = option("export an image that was not proven", False)
+    unproven: bool = option("export an image that was not verified", False)
     force: bool = option("replace an existing file", False)
     dry_run: bool = option("say what would be written", False)
 
@@ -62,7 +62,7 @@ class AmiExport(ExistingImageOptions):
 
 @dataclass(frozen=True)
 class AmiImport(PlaceOptions):
-    """Make an AMI of a disk file; the AMI is not proven until ami.verify passes."""
+    """Make an AMI of a disk file; the AMI counts as unverified until ami.verify passes."""
 
     file: str = option("a raw or qcow2 disk", first=True, required=True)
     image: str = option("a folder of ami/, whose profile verifies it; default: eks-gpu, or as FILE.json says")

@@ -25,7 +25,7 @@ class AmiVerify(ExistingImageOptions, MachineOptions):
     for_: str = option("a channel: verify what it still requires; nothing when nothing is missing")
     spot: bool = option("take a spot instance: cheaper, and EC2 may take it away", False)
     simulated: bool = option(
-        "give the machine simulated GPUs (embedded cloud): a rehearsal, which proves nothing", False
+        "give the machine simulated GPUs (embedded cloud): a rehearsal, whose verdict does not count", False
     )
     sign_key: str = option(f"signs the verdict: {SIGNERS}")
 
@@ -40,7 +40,7 @@ class AmiVerify(ExistingImageOptions, MachineOptions):
 
         if self.simulated and self.for_:
             raise UsageError(
-                f"--simulated proves nothing, and channel {self.for_} requires a proof",
+                f"--simulated is a rehearsal, and channel {self.for_} requires a verdict that counts",
                 hint="leave one of the two out",
             )
         rules = load_channel(self.for_) if self.for_ else None
@@ -53,5 +53,5 @@ class AmiVerify(ExistingImageOptions, MachineOptions):
         self.report(None, schema="ami.verify/1", verdicts=verdicts)
         for verdict in verdicts:
             require_passed(verdict, self.build)
-        if rules:  # also what no verification provides is reported
+        if rules:  # reports also what no verification provides, such as a signature
             require_proven(self.for_, rules, image.proof(rules), has_gpus=image.cloud.has_gpus)

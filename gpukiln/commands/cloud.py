@@ -18,6 +18,7 @@ from gpukiln.cli.command import (
 from gpukiln.errors import UsageError
 from gpukiln.options import option
 
+# Machines end with the server, and with one that a build uses the build fails.
 FORCE = option("even while machines run, which end with it", False)
 INSTANCE = option("instance id, or `last`", first=True, required=True)
 
@@ -67,7 +68,7 @@ class CloudStop(Command):
 
 @dataclass(frozen=True)
 class CloudClean(RemovalOptions):
-    """Show what can go: leftovers, on request images, bases, volumes; --yes removes it."""
+    """Show what can be removed: orphans, on request images, bases, volumes; --yes removes it."""
 
     images: bool = option("also every image, snapshot and container image that was made here", False)
     base: bool = option("also the base images; the next build makes a new one from the mirror", False)
@@ -114,17 +115,17 @@ class CloudSweep(RemovalOptions, PlaceOptions):
         from gpukiln.images.killed import find_leftovers_here, remove_leftovers_here
 
         cloud, builds = self.connect_to(self.cloud, self.region or DEFAULT_REGION), Builds()
-        leftovers = find_leftovers_here(cloud, builds)
-        self.show(*map(str, leftovers))
+        orphans = find_leftovers_here(cloud, builds)
+        self.show(*map(str, orphans))
         removed = []
-        if not leftovers:
+        if not orphans:
             say(f"nothing is left in {cloud.region}")
         elif self.removes:
-            removed = remove_leftovers_here(cloud, builds, leftovers, say)
+            removed = remove_leftovers_here(cloud, builds, orphans, say)
         else:
-            say(f"nothing was removed: --yes removes these {len(leftovers)}")
-        ids = [leftover.id for leftover in removed]
-        self.report(None, schema="cloud.sweep/1", found=leftovers, removed=ids)
+            say(f"nothing was removed: --yes removes these {len(orphans)}")
+        ids = [orphan.id for orphan in removed]
+        self.report(None, schema="cloud.sweep/1", found=orphans, removed=ids)
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OnHosts(HostOptions):
-    """A verb of gpukiln-gpu, done here or on hosts."""
+    """A verb of gpukiln-gpu, on this machine or on hosts."""
 
     verb: ClassVar[Verb]
     sudo: bool = option("become root on the hosts, by sudo without a password", False)
     forks: int = option("hosts that are asked at the same time", 50)
 
     def perform(self) -> int:
-        """Do what was typed; returns the exit code."""
+        """Run the verb; returns the exit code."""
         from gpukiln.gpus import cli
 
         options = Options(**self.pick(*(declared.name for declared in self.verb.all_options)))
@@ -53,6 +53,7 @@ class OnHosts(HostOptions):
 
         verb, argv = self.verb, words_of(self.verb, options)
         takes_terminal = verb.takes_over is not None and not self.json
+        # One host's failure must not leave a change half done on others, and there is one terminal.
         if (verb.changes or takes_terminal) and len(targets) > 1:
             raise UsageError(
                 f"gpu.{verb.name} works on one host, and {len(targets)} are named", hint="name one"
@@ -74,18 +75,18 @@ class OnHosts(HostOptions):
 
 
 def words_of(verb: Verb, options: Options) -> list[str]:
-    """What was typed, as gpukiln-gpu is told it on another machine."""
+    """The options as words for gpukiln-gpu on another machine; those with their default are left out."""
     argv: list[str] = []
-    for one in verb.options:
-        value = getattr(options, one.name)
-        if value == one.default:
+    for declared in verb.options:
+        value = getattr(options, declared.name)
+        if value == declared.default:
             continue
-        if one.default is False:
-            argv.append(one.flag)
-        elif isinstance(one.default, tuple):
-            argv += [f"{one.flag}={part}" for part in value]
+        if declared.default is False:
+            argv.append(declared.flag)
+        elif isinstance(declared.default, tuple):
+            argv += [f"{declared.flag}={part}" for part in value]
         else:
-            argv.append(f"{one.flag}={value}")
+            argv.append(f"{declared.flag}={value}")
     return argv
 
 
@@ -93,16 +94,21 @@ def make(verb: Verb) -> type[OnHosts]:
     """The command of a verb: its options, and those that name hosts."""
     return make_dataclass(
         f"Gpu{verb.name.capitalize()}",
-        [(one.name, type(one.default), _field(one)) for one in verb.all_options if one.name != "json"],
+        [
+            (declared.name, type(declared.default), _field(declared))
+            for declared in verb.all_options
+            if declared.name != "json"
+        ],
         bases=(OnHosts,),
         namespace={"verb": verb, "run": OnHosts.perform, "__doc__": verb.help},
         frozen=True,
     )
 
 
-def _field(one: Option) -> Any:
-    return option(**{name: value for name, value in asdict(one).items() if name != "name"})
+def _field(declared: Option) -> Any:
+    return option(**{name: value for name, value in asdict(declared).items() if name != "name"})
 
 
+# `gpukiln.cli.main.commands` finds the classes of a module by their names.
 for _verb in verbs().values():
     globals()[f"Gpu{_verb.name.capitalize()}"] = make(_verb)

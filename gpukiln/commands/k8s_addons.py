@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gpukiln.cli.command import JsonOptions, print_files, say, words
 from gpukiln.options import option
 
+# Of gpukiln/kubernetes/addons/rendered.py, which is slow to import for a help text; a test compares them.
 NAMES = "plugin, health, monitoring, queue, runners"
 
 
@@ -14,12 +15,14 @@ NAMES = "plugin, health, monitoring, queue, runners"
 class K8sAddons(JsonOptions):
     """Render device plugin, node health, monitoring, queue and runners of a GPU cluster, and their script."""
 
-    only: str = option(f"these alone, separated by commas: {NAMES}; default: what something is said about")
+    only: str = option(
+        f"these alone, separated by commas: {NAMES}; default: those that the options and files name"
+    )
     output: str = option("a folder for the files and install.sh; without it they go to standard output")
     values: tuple[str, ...] = option(
-        "a file of settings (docs/k8s-addons.md); several may be given, options go before them", ()
+        "a file of settings (docs/k8s-addons.md); several may be given; options take precedence over them", ()
     )
-    cluster: str = option("its name, as metrics tell it")
+    cluster: str = option("its name, the label `cluster` of metrics")
     region: str = option("of AWS, whose prices count", also="regions", setting="region")
     kubernetes: str = option("minor version of the cluster, for example 1.35")
     provider: str = option("of the nodes: karpenter, managed or asg")

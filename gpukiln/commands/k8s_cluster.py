@@ -21,7 +21,7 @@ class K8sTest(KubernetesOptions):
     resource: str = option("what a GPU is called there, for example nvidia.com/mig-1g.5gb", "nvidia.com/gpu")
     runtime_class: str = option("of the pods, where nvidia is not the default runtime")
     pull_secret: str = option("with which the image is pulled")
-    wait_minutes: int = option("for nodes, room and images", 15)
+    wait_minutes: int = option("for nodes, capacity and images", 15)
     dry_run: bool = option("only print the pods", False)
 
     def run(self) -> int:

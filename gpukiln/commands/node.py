@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gpukiln.nodes.playbook import PlaybookRequest
     from gpukiln.nodes.results import RunResult
 
+# As gpukiln/nodes/converge.py has them, which is slow to import for a help text.
 OPTIONAL_ROLES = "docker_compose, dcgm, ci_runner, kasmvnc"
 MAX_SECONDS = "end within so many seconds, whatever hangs: what was not checked by then is not reached"
 
@@ -80,13 +81,15 @@ class NodeApply(ConvergeOptions):
                 raise UsageError("--resume names its hosts itself, --limit can't be given with it")
             inventory, limit = resumed(self.resume, self.inventory)
             return replace(self, inventory=inventory, limit=limit, resume="").run()
+        # The project's components are a default here, and no --set that somebody typed.
         changed = self.set if self.set != settings.components() else ""
         if self.pve and (self.leave_out or self.also or changed or self.reboot):
             raise UsageError(
                 "--pve has one role, and --set, --leave-out, --also and --reboot are about others",
                 hint="pve_host_reboot in the inventory has it reboot",
             )
-        # Without --reboot it is the inventory's choice.
+        # Only with --reboot: an extra variable takes precedence over the inventory (Ansible's documentation,
+        # "Understanding variable precedence"), which may allow it for some hosts.
         reboot = {"nvidia_driver_reboot_allowed": True} if self.reboot else {}
         playbook = PVE if self.pve else "node.yml"
         request = self.request(playbook, check=self.check, gpukiln_batch=batches, **reboot)
@@ -117,7 +120,7 @@ class VerifyOptions(HostOptions):
         "GPUs that each must have; default: at least one, or 0 where the profile expects none", -1
     )
     simulated: bool = option(
-        "verify simulated GPUs too, as far as that makes sense; such a verdict proves nothing", False
+        "verify simulated GPUs too, as far as that makes sense; such a verdict does not count", False
     )
     forks: int = option("hosts that are verified at the same time", 4)
     max_seconds: int = option(MAX_SECONDS, 1800)

@@ -43,7 +43,7 @@ class NodePassthrough(JsonOptions):
     user: str = option("with --create: the user that cloud-init creates", "gpukiln")
     ssh_keys: str = option("with --create: file of the public keys that may log in")
     ip: str = option("with --create: dhcp, or ADDRESS/BITS,gw=ADDRESS", "dhcp")
-    unproven: bool = option("with --create: also an image whose record says that it was not proven", False)
+    unproven: bool = option("with --create: also an image whose record says that it was not verified", False)
     dry_run: bool = option("change nothing, the default", False)
 
     def run(self) -> int:

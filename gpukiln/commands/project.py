@@ -50,13 +50,13 @@ class ProjectConfig(JsonOptions):
     def run(self) -> None:
         from gpukiln.reports.tables import Rows
 
-        found = settings.values()
+        values = settings.values()
         if self.json:
-            print_document("project.config/1", settings=[asdict(one) for one in found])
+            print_document("project.config/1", settings=[asdict(value) for value in values])
             return
         table = Rows("setting", "value", "from", first=3)
-        for one in found:
-            table.add(one.name, one.value or "-", one.source)
+        for value in values:
+            table.add(value.name, value.value or "-", value.source)
         results().print(table)
 
 

@@ -1,4 +1,4 @@
-"""Release: point a channel at a proven image, go back, look, and remove what is not needed."""
+"""Release: point a channel at a verified image, roll back, list channels, remove old images."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RegionOptions(ProfileOptions, JsonOptions):
 
 @dataclass(frozen=True)
 class AmiRelease(ProfileOptions, JsonOptions):
-    """Copy a proven image, share it, and point a channel at it in every region."""
+    """Copy a verified image, share it, and point a channel at it in every region."""
 
     build: str = option(
         "build id, `last`, or AMI id (with --cloud, and --image-region, when another machine built it)",
@@ -167,7 +167,7 @@ class AmiChannels(RegionOptions):
 
 @dataclass(frozen=True)
 class AmiPrune(RemovalOptions, RegionOptions):
-    """Show which images nobody needs, with a reason for each; --yes removes them with their snapshots."""
+    """Show which images can be removed, with a reason for each; --yes removes them with their snapshots."""
 
     older_than: int = option("days; younger images stay", 30)
     keep: int = option("earlier releases of every channel that stay; default: as ami/channels.yaml says", -1)
@@ -194,7 +194,7 @@ class AmiPrune(RemovalOptions, RegionOptions):
         )
         for region in regions:
             _clean_up_after_killed(cloud.in_region(region), dry_run=not self.removes)
-        with Progress().step(f"{'remove' if self.removes else 'look for'} images that nobody needs"):
+        with Progress().step(f"{'remove' if self.removes else 'look for'} images that can be removed"):
             pruned = prune.prune(cloud, regions, rules, ReleaseLog(), remove=self.removes)
         parts = [prune_table(pruned)] if any(row.actions for row in pruned) else []
         rows = [row.to_dict() for row in pruned]

@@ -29,27 +29,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WorkspaceOptions(Command):
-    """What a workspace is to be."""
+    """What a workspace is made of."""
 
-    name: str = option("of the workspace: small letters, digits and `-`")
-    owner: str = option("who works on it: tags and costs are by owner")
+    name: str = option("name of the workspace: small letters, digits and `-`")
+    owner: str = option("the person who works on it: tags and costs are by owner")
     gpu: str = option("GPU and count, as offer.list takes them: T4:1")
     cpu: int = option("vCPUs, at least", 0)
     memory: str = option("main memory, at least, for example 32GiB")
-    storage: str = option("of the home, for example 100GiB; a home that is there grows to it")
+    storage: str = option("size of the home, for example 100GiB; an existing home grows to it")
     region: str = option(
-        "regions to try, separated by commas, the best first; a home that is there pins its own",
+        "regions to try, separated by commas, the best first; an existing home stays in its own",
         also="regions",
         setting="region",
     )
     image: str = option("an AMI, a build (id or `last`); default: as `offer.list --image auto` chooses")
-    instance_types: str = option("only these of what satisfies the request, separated by commas")
+    instance_types: str = option("only these types of those that satisfy the request, separated by commas")
     spot: bool = option("a spot instance: cheaper, and EC2 may take it away; the home stays", False)
     service: str = option("of services/, separated by commas: ollama, vllm, jupyter")
     ssh_from: str = option(
-        "who reaches its port 22: a network, or `me`; default: nobody, by session manager alone"
+        "network that reaches its port 22, or `me`; default: none, and sessions by Session Manager"
     )
-    idle_minutes: int = option("nobody there for so long: it stops itself; 0: never", 0)
+    idle_minutes: int = option("stops itself after so many minutes without use; 0: never", 0)
     set: tuple[str, ...] = option(
         "any field of the contract (docs/workspaces.md), FIELD=YAML, for example "
         "capabilities.network_egress=none; as often as needed",
@@ -57,15 +57,14 @@ class WorkspaceOptions(Command):
     )
     from_: str = option("a file with the contract, YAML or JSON, which the other options change")
     roles: str = option(
-        "for an image that is not ours: the https:// repository and the commit whose roles it runs, with "
-        "@ between them"
+        "for an image that gpukiln did not build: the roles it runs, as https://REPOSITORY@COMMIT"
     )
 
     def spec(self, **more: Any) -> WorkspaceSpec:
-        """The contract and its options: a file, changed by options, changed by --set.
+        """The contract and its options: --set takes precedence over options, and these over the file.
 
         Args:
-            more: Of `UpOptions`, what these options don't have.
+            more: Fields of `UpOptions` that only some commands have.
         """
         from gpukiln.workspaces.spec import UpOptions, contract_document, typed_spec
 
@@ -91,18 +90,18 @@ class WorkspaceUp(WorkspaceOptions, ProfileOptions, JsonOptions):
     simulated: bool = option("simulated GPUs (embedded cloud): a rehearsal", False)
     no_wait: bool = option("do not wait until its stages are done", False)
     keep: bool = option(
-        "Ctrl-C keeps a machine that is not usable yet, too; without it, that is removed", False
+        "Ctrl-C also keeps a machine that is not usable yet; without --keep it is removed", False
     )
     replace_unhealthy: bool = option(
-        "look deep when it is up, and try the next machine where this one is unhealthy", False
+        "verify it when it runs, and try the next machine where this one is unhealthy", False
     )
     max_price: str = option("USD an hour that the machine costs at most")
     budget: str = option(
         "USD a month that machine, home and address cost at most; exit 6 where all cost more"
     )
-    no_ssh_config: bool = option("no entry by which ssh, rsync and editors reach it by its name", False)
+    no_ssh_config: bool = option("write no entry by which ssh, rsync and editors reach it by its name", False)
     yes: bool = option("start it without a question; needed where there is no terminal", False)
-    dry_run: bool = option("only show which machines and which image it would be, and what they cost", False)
+    dry_run: bool = option("only show the machines, their costs and the image that would be taken", False)
     cloud: str = CLOUD
 
     def run(self) -> None:
@@ -243,9 +242,9 @@ RENDERED = ("compose", "userdata", "tfvars", "terraform")
 class WorkspaceRender(WorkspaceOptions):
     """Write what a workspace is made of, without a cloud: Compose file, user data, Terraform."""
 
-    to: str = option("what is written: compose, userdata, tfvars, terraform")
+    to: str = option("what to write: compose, userdata, tfvars, terraform")
     out: str = option("a file; for terraform a folder. Without it standard output")
-    region: str = option("where it is to be", also="regions", setting="region")
+    region: str = option("region of the workspace", also="regions", setting="region")
     image: str = option("the AMI, which tfvars and terraform need")
 
     def run(self) -> None:

@@ -68,7 +68,7 @@ class WorkspaceSsh(ExistingOptions):
 
 @dataclass(frozen=True)
 class WorkspaceStatus(ExistingOptions, JsonOptions):
-    """Say how a workspace is: as its tags say, or --deep as it is. Exit 1: unhealthy."""
+    """Show the state of a workspace by its tags, or --deep by a verification. Exit 1: unhealthy."""
 
     deep: bool = option(
         "verify the machine and its services with the verification suite, and keep the result", False

@@ -57,7 +57,7 @@ def _require_verified(record: ContainerRecord) -> None:
         return
     state = f"is {record.state}, wanted a passed verification"
     if record.verdict and record.verdict.simulated:
-        state = "was verified on simulated GPUs, which proves nothing"
+        state = "was verified on simulated GPUs, which does not count"
     raise RefusedError(
         f"build {record.build_id} {state}",
         hint=f"`invoke docker.verify {record.build_id}` verifies it; --unverified pushes it anyway",

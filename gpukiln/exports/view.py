@@ -14,7 +14,7 @@ def plan_lines(plan: ExportPlan) -> Iterator[str]:
     data = "" if plan.data_bytes is None else f", {Memory(plan.data_bytes).shown} of it data"
     yield f"{plan.image_id} -> {plan.output} ({plan.to})"
     yield f"a disk of {Memory(plan.disk_bytes).shown}{data}"
-    yield "proven" if plan.proven else f"not proven: {plan.why_unproven}"
+    yield "verified" if plan.proven else f"not verified: {plan.why_unproven}"
     yield from (f"will be missing: {line}" for line in _by_reason(plan.missing))
     for device in plan.others:
         yield f"not exported: the image's disk {device}, which is not its root"
@@ -36,7 +36,7 @@ def export_lines(export: Exported) -> Iterator[str]:
     yield from (f"with it: {file.name}" for file in export.files)
     yield from (f"missing: {line}" for line in _by_reason(export.missing))
     if not export.proven:
-        yield "the image was not proven"
+        yield "the image was not verified"
 
 
 def _by_reason(missing: Mapping[str, str]) -> list[str]:
@@ -57,4 +57,4 @@ def import_lines(image: Imported) -> Iterator[str]:
     yield f"{image.image_id} {image.name}{' (exists already)' if image.found else ''}"
     yield f"{image.architecture}, {image.boot_mode}, {image.size_gib} GiB, {image.snapshot_id}"
     where = f"{image.image_id} --region {image.region} --cloud {image.cloud}"
-    yield f"not proven: `invoke ami.verify {where}` verifies it"
+    yield f"not verified: `invoke ami.verify {where}` verifies it"

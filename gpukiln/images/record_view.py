@@ -56,7 +56,7 @@ def record_parts(build: Build, record: Record) -> Iterator[RenderableType]:
                 f"suite {verdict.suite_version[:12]}"
             )
         if record.simulated:
-            yield f"on simulated GPUs, which proves nothing: {', '.join(record.simulated)}"
+            yield f"on simulated GPUs, which does not count: {', '.join(record.simulated)}"
         yield f"{len(record.verdicts)} verdicts, reports: {build.report_folder(1).parent}\n"
     for step, seconds in record.durations_s.items():
         yield f"{step:24} {Duration(seconds).shown:>12}"

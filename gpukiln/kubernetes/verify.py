@@ -30,8 +30,8 @@ def pushed_image(say: Callable[[str], None]) -> str:
     if not pushes:
         raise UsageError(
             "no image to test with: --image is missing, and no runner image was pushed from here",
-            hint=f"`invoke docker.push --image {RUNNER} --repository REPOSITORY` pushes ours; any image with "
-            "bash and python3 works",
+            hint=f"`invoke docker.push --image {RUNNER} --repository REPOSITORY` pushes gpukiln's; any "
+            "image with bash and python3 works",
         )
     newest = max(pushes, key=lambda push: push.at)
     say(f"the pods run {newest.reference}")

@@ -34,22 +34,22 @@ class BuildPreview:
     """What a build of a plan would do.
 
     Args:
-        proven: An image of this plan that passed a suite; None: there is none.
+        existing: An image of this plan that passed a suite; None: there is none.
         is_current: Whether it passed the suite of today, so that a build has nothing to do.
         why: Why a build bakes; empty where an image is there.
         cost: Of a build; None: the cloud has no prices.
     """
 
     plan: ImagePlan
-    proven: ProvenAmi | None
+    existing: ProvenAmi | None
     is_current: bool
     why: list[str]
     cost: Cost | None
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of the document, besides those of the plan."""
-        image_id = self.proven.image_id if self.proven else None
+        """The fields of the document, in addition to those of the plan."""
+        image_id = self.existing.image_id if self.existing else None
         return {
             "proven_image": image_id if self.is_current else None,
             "proven_by_another_suite": None if self.is_current else image_id,
@@ -60,8 +60,8 @@ class BuildPreview:
         """For people."""
         yield plan_table(self.plan)
         yield from cost_lines(self.cost)
-        if self.proven:
-            yield reuse_line(self.proven, then="`invoke ami.build` would verify it again")
+        if self.existing:
+            yield reuse_line(self.existing, then="`invoke ami.build` would verify it again")
         else:
             yield "`invoke ami.build` would bake it:"
             yield from (f"  {line}" for line in self.why)
@@ -69,33 +69,33 @@ class BuildPreview:
 
 def preview(plan: ImagePlan, cloud: Cloud, builds: Builds) -> BuildPreview:
     """What a build of a plan would do; nothing is started."""
-    proven = find_proven(plan, cloud, suite_digest())
+    existing = find_proven(plan, cloud, suite_digest())
     return BuildPreview(
         plan,
-        proven,
-        proven is not None and proven.passed_suite(suite_digest()),
-        [] if proven else why_build(plan, builds),
+        existing,
+        existing is not None and existing.passed_suite(suite_digest()),
+        [] if existing else why_build(plan, builds),
         estimate(plan, builds.last_durations(plan)),
     )
 
 
-def reuse_line(proven: ProvenAmi, *, then: str) -> str:
+def reuse_line(existing: ProvenAmi, *, then: str) -> str:
     """Why nothing is baked.
 
     Args:
         then: What happens where the image passed another suite than today's.
     """
-    when = proven.verified_at
+    when = existing.verified_at
     verified = f"verified on {when[:10]} at {when[11:16]} UTC" if when else "and was verified"
-    text = f"nothing to bake: {proven.image_id} has this digest, {verified}"
-    if proven.passed_suite(suite_digest()):
+    text = f"nothing to bake: {existing.image_id} has this digest, {verified}"
+    if existing.passed_suite(suite_digest()):
         return text
-    suites = ", ".join(sorted(suite[:12] for suite in proven.suites))
+    suites = ", ".join(sorted(suite[:12] for suite in existing.suites))
     return f"{text} by the suite {suites or 'unknown'}, today's is {suite_digest()[:12]}: {then}"
 
 
-def verify_proven(
-    proven: ProvenAmi,
+def verify_existing(
+    existing: ProvenAmi,
     plan: ImagePlan,
     cloud: Cloud,
     signer: Signer | None,
@@ -111,15 +111,15 @@ def verify_proven(
     Returns:
         The new verdict; None: the image passed already.
     """
-    if proven.passed_suite(suite_digest()):
+    if existing.passed_suite(suite_digest()):
         return None
     try:
-        build = Builds().find(proven.image_id)
+        build = Builds().find(existing.image_id)
     except UsageError:  # another computer built it
         build = None
     say(access_line(cloud))
     verdict, _, folder = verify_again(
-        subject_from_tags(proven.image_id, tags_of(proven.image)),
+        subject_from_tags(existing.image_id, tags_of(existing.image)),
         cloud,
         build,
         state_home(),

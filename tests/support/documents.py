@@ -22,8 +22,8 @@ ALSO = {
 @cache
 def validator(name: str) -> Draft202012Validator:
     """Of the document whose `schema` says the name."""
-    found, forms = schemas.forms_of(name.partition(".")[0])
-    schema = {"$schema": DIALECT, **found[name], "$defs": forms.used_by([found[name]])}
+    found, builder = schemas.schemas_of(name.partition(".")[0])
+    schema = {"$schema": DIALECT, **found[name], "$defs": builder.used_by([found[name]])}
     return Draft202012Validator(schema)
 
 
@@ -38,7 +38,7 @@ def check(document: Any) -> None:
     assert "schema" in document, f"a document says its schema, this has {', '.join(document)}"
     name = document["schema"]
     assert isinstance(name, str), f"its schema is a name, such as ami.list/1, and no {name!r}"
-    known, _ = schemas.forms_of(name.partition(".")[0])
+    known, _ = schemas.schemas_of(name.partition(".")[0])
     assert name in known, f"{name} is not in gpukiln.cli.schemas"
     if error := best_match(validator(name).iter_errors(document)):
         where = "".join(f"[{part!r}]" for part in error.absolute_path)

@@ -297,7 +297,7 @@ def test_a_rehearsal_on_simulated_gpus_is_kept_and_proves_nothing(judge):
 @pytest.mark.parametrize(
     ("options", "cloud", "said"),
     [
-        ({"for_": "candidate"}, "embedded", "proves nothing, and channel candidate asks for proof"),
+        ({"for_": "candidate"}, "embedded", "is a rehearsal, and channel candidate requires a verdict"),
         ({}, "aws", "the cloud aws has no simulated GPUs"),
     ],
 )

@@ -32,7 +32,7 @@ def test_a_disk_leaves_and_comes_back(typed, tmp_path):
     where = {"output": str(output), "region": HOME}
     code, out, err = typed("export", image_id, dry_run=True, **where)
     assert (code, list(tmp_path.glob("*.qcow2*"))) == (0, [])
-    assert "proven" in out
+    assert "verified" in out
     assert "dry run: nothing was written" in err
     assert out.count("will be missing: ") == 1  # one reason, one line
     planned = json.loads(typed("export", image_id, dry_run=True, json=True, **where)[1])

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from gpukiln.catalog.load import ROOT, read_yaml
-from gpukiln.cli.command import end
+from gpukiln.cli.command import exit_code_of
 from gpukiln.clouds.embedded.gpus.settings import read_scenario
 from gpukiln.disks import identify
 from gpukiln.errors import GpukilnError, IncompatibleError, UsageError
@@ -352,7 +352,7 @@ def test_a_full_disk_is_named_with_the_next_step(
 
     monkeypatch.setattr(os, "fdatasync", full)
     file = tmp_path / "state.json"
-    assert end(write_whole, file, "x") == 4
+    assert exit_code_of(write_whole, file, "x") == 4
     said = capsys.readouterr().err
     assert said.startswith(f"error: {file}: No space left on device\nnext: make room there")
 
@@ -360,7 +360,7 @@ def test_a_full_disk_is_named_with_the_next_step(
         with whole_or_not(file) as partial:
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), str(partial))
 
-    assert end(copies) == 4
+    assert exit_code_of(copies) == 4
     assert capsys.readouterr().err.startswith(f"error: {file}: Disk quota exceeded\nnext: make room there")
     assert list(tmp_path.iterdir()) == []
 

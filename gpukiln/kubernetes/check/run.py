@@ -75,7 +75,7 @@ def check(options: CheckOptions, say: Callable[[str], None]) -> Report:
     crds = _definitions(options.crd)
     reading = read(options.files)
     if options.cluster or options.server:
-        version, of_live = _ask(options, reading, say)
+        version, of_live = _read_live(options, reading, say)
         checked_versions, crds = minors(version) if version else checked_versions, [*of_live, *crds]
     context = Context(
         minors=checked_versions,
@@ -93,7 +93,7 @@ def check(options: CheckOptions, say: Callable[[str], None]) -> Report:
     return report
 
 
-def _ask(options: CheckOptions, reading: Reading, say: Callable[[str], None]) -> tuple[str, Manifests]:
+def _read_live(options: CheckOptions, reading: Reading, say: Callable[[str], None]) -> tuple[str, Manifests]:
     """Read what a cluster has, and ask what it would refuse.
 
     Returns:

@@ -128,7 +128,7 @@ def complete(options: Iterable[Option], typed: Mapping[str, Any]) -> dict[str, A
             result[option.name] = given[setting]
     region = by_setting.get("region")
     if region and cloud != "embedded" and region.name not in result and not region.default:
-        profile = str(result.get("profile", ""))
+        profile = str(result.get("profile", "")) if cloud == "aws" else ""
         name, _ = aws_region(profile)
         if name or cloud == "aws":
             result[region.name] = name

@@ -45,14 +45,14 @@ class CloudGpus(JsonOptions):
     def run(self) -> None:
         from gpukiln.clouds.embedded import scarcity, view
         from gpukiln.clouds.embedded.client import ask_server, find_machine, machine_ids
-        from gpukiln.clouds.embedded.gpus.change import GpuChange
+        from gpukiln.clouds.embedded.gpus.change import GpuChangeOptions
         from gpukiln.clouds.embedded.layout import Layout
 
         if self.list:
             names = view.names()
             self.report(names, [view.names_table(names)], schema="cloud.gpus.list/1")
             return
-        change = GpuChange(
+        change = GpuChangeOptions(
             **self.pick("on", "off", "scenario", "healthy", "load", "recording", "board"),
             settings=[setting for text in self.set for setting in words(text)],
             reset=words(self.reset),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RegionOptions(ProfileOptions, JsonOptions):
+class OfferRegionOptions(ProfileOptions, JsonOptions):
     """Where machines are looked for."""
 
     regions: str = option(
@@ -104,7 +104,7 @@ class SoftwareOptions(Command):
 
 
 @dataclass(frozen=True)
-class RequestOptions(CostOptions, SoftwareOptions, RegionOptions):
+class RequestOptions(CostOptions, SoftwareOptions, OfferRegionOptions):
     """What a machine must have, whatever its GPUs are."""
 
     cpu: int = option("vCPUs, at least", 0)
@@ -194,7 +194,7 @@ class OfferSize(RequestOptions):
 
 
 @dataclass(frozen=True)
-class OfferShow(CostOptions, RegionOptions):
+class OfferShow(CostOptions, OfferRegionOptions):
     """Show one machine: what it has, what it costs, and where it can be had."""
 
     type: str = option("an EC2 instance type", first=True)
@@ -212,7 +212,7 @@ class OfferShow(CostOptions, RegionOptions):
 
 
 @dataclass(frozen=True)
-class OfferCheck(SoftwareOptions, RegionOptions):
+class OfferCheck(SoftwareOptions, OfferRegionOptions):
     """Say whether an image and what is to run on it fit machines, and by which rule; exit 3 where not."""
 
     what: str = option("an AMI or a build (id or `last`), and instance types", first=True, several=True)
@@ -235,7 +235,7 @@ class OfferCheck(SoftwareOptions, RegionOptions):
 
 
 @dataclass(frozen=True)
-class OfferRefresh(RegionOptions):
+class OfferRefresh(OfferRegionOptions):
     """Ask a region for types, zones, prices and quotas, and keep the answers with their day."""
 
     cloud: str = CLOUD

@@ -252,7 +252,7 @@ def test_an_image_that_another_suite_judged_is_judged_again_and_not_baked(judge)
 
     code, shown, build = judge(GOOD, suite_version=suite_digest(), command=ami.AmiBuild, json=True, **region)
     assert code == 0
-    assert "it is judged again" in shown
+    assert "it is verified again" in shown
     assert json.loads(judge.out)["built"] is False
     assert [one.suite_version for one in build.read().verdicts[1:]] == ["a" * 64, suite_digest()]
     code, _, build = judge(command=ami.AmiBuild, **region)  # and now there is nothing to do

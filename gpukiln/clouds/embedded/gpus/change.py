@@ -15,7 +15,7 @@ from gpukiln.units import is_whole
 
 
 @dataclass(frozen=True)
-class GpuChange:
+class GpuChangeOptions:
     """What is changed about the GPUs of one machine; empty: nothing.
 
     Args:

@@ -1,4 +1,4 @@
-"""The program: `gpukiln NOUN VERB` where it is installed, `invoke noun.verb` in a checkout."""
+"""The program: `gpukiln NOUN VERB` where it is installed; in a checkout Invoke, with `noun.verb`."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ import sys
 
 from invoke import main as invoke
 
-from gpukiln.commands.main import INVOKE, main
+from gpukiln.cli.main import INVOKE, main
 
 if __name__ == "__main__" or invoke.program.argv:  # Invoke's own program has found this file
     sys.exit(main(sys.argv[1:], INVOKE))

@@ -29,10 +29,10 @@ from pathlib import Path
 
 import boto3
 
+from gpukiln.cli.main import INVOKE
+from gpukiln.cli.main import main as type_command
 from gpukiln.clouds.embedded import regions
 from gpukiln.clouds.embedded.layout import Layout
-from gpukiln.commands.main import INVOKE
-from gpukiln.commands.main import main as type_command
 from gpukiln.errors import GpukilnError
 from tests.support.embedded_home import DAMAGES, HERE, THERE, damage, everything, make_home
 

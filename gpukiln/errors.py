@@ -1,6 +1,6 @@
 """The kinds of failure and their exit codes.
 
-Every error says what was found, what was wanted and the next step. `gpukiln.commands.cli` alone turns an
+Every error says what was found, what was wanted and the next step. `gpukiln.cli.command` alone turns an
 error into a message and an exit code.
 """
 

@@ -37,7 +37,7 @@ class Option:
         rest: Whether it is the command behind `--`.
         value: Placeholder of its value in the help.
         also: Another spelling, without dashes.
-        setting: The setting of a project that is its default (gpukiln/commands/settings.py).
+        setting: The setting of a project that is its default (gpukiln/cli/settings.py).
     """
 
     name: str

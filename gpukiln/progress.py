@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich import progress as rich_progress
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Column
 from rich.text import Text
@@ -50,6 +50,14 @@ class PlainConsole(Console):
     def print_text(self, text: str) -> None:
         """Print a text as it is, without markup and line breaks."""
         self.print(text, markup=False, soft_wrap=True)
+
+    def show(self, *parts: RenderableType) -> None:
+        """Write texts as they are, and what else Rich renders; a line of text is not wrapped."""
+        for part in parts:
+            if isinstance(part, str):
+                self.tell(part)
+            else:
+                self.print(part, soft_wrap=isinstance(part, Text))
 
     def on_broken_pipe(self) -> None:
         """Raise instead of Rich's exit with code 1: commands end with 0 when the reader closes the pipe."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
 
 from gpukiln.attest.image_contents import read_image_contents
 from gpukiln.attest.provenance import (
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 # EC2 keeps the tags of a signature that was removed; a value instead of a missing tag makes that visible.
 UNSIGNED = "none"  # the value of the signing key's tag
 SBOM, STATEMENT, ENVELOPE = "sbom.cdx.json", "provenance.intoto.json", "provenance.dsse.json"
+STYLES = {"passed": "green", "failed": "bold red", "not_run": "yellow"}
 IN_IMAGE = "/etc/gpukiln/image.json"
 
 
@@ -118,6 +121,33 @@ def write_attestation(
         envelope if envelope.exists() else None,
         tags,
     )
+
+
+def attestation_lines(written: Attestation) -> tuple[str, ...]:
+    """What was written, for people."""
+    signed = f"signed: {written.envelope}" if written.envelope else "not signed: --sign-key FILE signs it"
+    return (
+        f"SBOM: {written.sbom}\nprovenance: {written.provenance}",
+        signed,
+        f"{written.image_id} is tagged with the digests of both",
+    )
+
+
+def findings_lines(findings: Iterable[Examined]) -> Iterator[Text]:
+    """One line for each step of a verification."""
+    for finding in findings:
+        outcome = finding.outcome.replace("_", " ")
+        yield Text.assemble((f"{outcome:8}", STYLES[finding.outcome]), f" {finding.id:24} {finding.message}")
+
+
+def require_verified(image_id: str, findings: Sequence[Examined]) -> None:
+    """Raises CheckFailedError where a step of a verification failed."""
+    if failed := [finding for finding in findings if finding.outcome == "failed"]:
+        raise CheckFailedError(
+            f"{len(failed)} of {len(findings)} steps failed for {image_id}",
+            hint="don't roll this image out before it is known who changed what",
+            details=tuple(f"{finding.id}: {finding.message}" for finding in failed),
+        )
 
 
 def is_written(build: Build) -> bool:

@@ -121,6 +121,13 @@ def public_key_of(reference: str, cloud: Cloud, folder: Path = Path()) -> SSlibK
     return _public_key_of(key, cloud) if key else load_public_key(folder / reference)
 
 
+def required_key(cloud: Cloud, *, key: str, identity: str, issuer: str) -> Key | None:
+    """The key that must have signed: a public key, or an identity of OIDC; None: none is required."""
+    if identity:
+        return IdentityKey(identity, issuer)
+    return public_key_of(key, cloud) if key else None
+
+
 def _kms_client(key: KmsKey, cloud: Cloud) -> Any:
     there = cloud.in_region(key.region) if key.region not in ("", cloud.region) else cloud
     return there.client("kms")

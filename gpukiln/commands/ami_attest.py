@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from gpukiln.commands.cli import SIGNERS, JsonOptions, ProfileOptions, print_document, results, say
+from gpukiln.cli.command import SIGNERS, JsonOptions, ProfileOptions, say
+from gpukiln.errors import UsageError
 from gpukiln.options import option
-from gpukiln.typed import dump
-
-STYLES = {"passed": "green", "failed": "bold red", "not_run": "yellow"}
 
 
 @dataclass(frozen=True)
 class AmiAttest(ProfileOptions, JsonOptions):
-    """Write an image's SBOM and provenance beside its record and their digests on the AMI, or verify them."""
+    """Write an image's SBOM and provenance into its record and their digests on the AMI, or verify them."""
 
     build: str = option("build id, AMI id or `last`", first=True, required=True)
     sign_key: str = option(f"signs the provenance: {SIGNERS}")
@@ -24,19 +21,43 @@ class AmiAttest(ProfileOptions, JsonOptions):
     )
     identity: str = option("instead of --key, with --issuer: the identity of OIDC that must have signed it")
     issuer: str = option(
-        "who vouches for --identity, for example https://token.actions.githubusercontent.com"
+        "issuer of --identity's certificate, for example https://token.actions.githubusercontent.com"
     )
     dry_run: bool = option("say what would be written", False)
 
-    def run(self) -> int:
+    def run(self) -> None:
         from gpukiln.attest import attestation
-        from gpukiln.attest.signing import public_key_of, signer_of
-        from gpukiln.clouds.select import make_cloud
-        from gpukiln.errors import UsageError
+        from gpukiln.attest.signing import required_key, signer_of
         from gpukiln.images.builds import Builds
-        from gpukiln.images.orphans import remove_orphans
-        from gpukiln.state import state_home
+        from gpukiln.images.killed import clean_up_after_killed
 
+        self._check_together()
+        build = Builds().find(self.build)
+        record = build.read()
+        image_id = attestation.baked_image(record).image_id
+        cloud = self.connect_to(record.plan.cloud, record.plan.region)
+        signer = signer_of(self.sign_key, cloud)
+        if self.dry_run:
+            signed = signer is not None
+            self.report(None, schema="ami.attest.plan/1", build=build.id, image_id=image_id, signed=signed)
+            say(
+                f"dry run: would write {attestation.SBOM} and {attestation.STATEMENT} to {build.folder}"
+                f"{f', sign with {self.sign_key}' if signed else ''}, and tag {image_id} with their digests"
+            )
+        elif self.verify:
+            key = required_key(cloud, **self.pick("key", "identity", "issuer"))
+            findings = attestation.verify_attestation(build, record, cloud, key)
+            self.show(*attestation.findings_lines(findings))
+            fields = {"build": build.id, "image_id": image_id, "findings": findings}
+            self.report(fields, schema="ami.attest.verify/1")
+            attestation.require_verified(image_id, findings)
+        else:
+            clean_up_after_killed(cloud, Builds(), say, ask=False)
+            with build.locked():
+                written = attestation.write_attestation(build, record, cloud, signer)
+            self.report(written, attestation.attestation_lines(written), schema="ami.attest/1")
+
+    def _check_together(self) -> None:
         if self.verify and (self.sign_key or self.dry_run):
             raise UsageError(
                 "--verify changes nothing", hint="leave out --sign-key and --dry-run, or leave out --verify"
@@ -48,67 +69,3 @@ class AmiAttest(ProfileOptions, JsonOptions):
             )
         if bool(self.identity) != bool(self.issuer) or (self.key and self.identity):
             raise UsageError("wanted: --key, or both --identity and --issuer")
-        folder = Builds(state_home()).find(self.build)
-        record = folder.read()
-        baked = attestation.baked_image(record)
-        cloud = make_cloud(record.plan.cloud, record.plan.region, profile=self.profile or None)
-        signer = signer_of(self.sign_key, cloud)
-        if self.dry_run:
-            if self.json:
-                print_document(
-                    "ami.attest.plan/1", build=folder.id, image_id=baked.image_id, signed=signer is not None
-                )
-            signing = f", sign with {self.sign_key}" if signer else ""
-            say(
-                f"dry run: would write {attestation.SBOM} and {attestation.STATEMENT} to {folder.folder}"
-                f"{signing}, and tag {baked.image_id} with their digests"
-            )
-            return 0
-        if self.verify:
-            from gpukiln.attest.keyless import IdentityKey
-
-            key: Any = public_key_of(self.key, cloud) if self.key else None
-            if self.identity:
-                key = IdentityKey(self.identity, self.issuer)
-            return _verify(folder, record, cloud, key, self.json)
-        remove_orphans(cloud, Builds(state_home()), say, ask=False)
-        with folder.locked():
-            written = attestation.write_attestation(folder, record, cloud, signer)
-        if self.json:
-            print_document("ami.attest/1", dump(written))
-            return 0
-        shown = results()
-        shown.print_text(f"SBOM: {written.sbom}\nprovenance: {written.provenance}")
-        shown.print_text(
-            f"signed: {written.envelope}" if written.envelope else "not signed: --sign-key FILE signs it"
-        )
-        shown.print_text(f"{written.image_id} is tagged with the digests of both")
-        return 0
-
-
-def _verify(folder: Any, record: Any, cloud: Any, key: Any, json: bool) -> int:
-    from rich.text import Text
-
-    from gpukiln.attest import attestation
-    from gpukiln.errors import CheckFailedError
-
-    found = attestation.verify_attestation(folder, record, cloud, key)
-    console = results(json=json)
-    for finding in found:
-        outcome = finding.outcome.replace("_", " ")
-        line = Text.assemble((f"{outcome:8}", STYLES[finding.outcome]), f" {finding.id:24} {finding.message}")
-        console.print(line, soft_wrap=True)
-    if json:
-        print_document(
-            "ami.attest.verify/1",
-            build=folder.id,
-            image_id=record.bake.image_id,
-            findings=[dump(finding) for finding in found],
-        )
-    if failed := [finding for finding in found if finding.outcome == "failed"]:
-        raise CheckFailedError(
-            f"{len(failed)} of {len(found)} steps failed for {record.bake.image_id}",
-            hint="don't roll this image out before it is known who changed what",
-            details=tuple(f"{finding.id}: {finding.message}" for finding in failed),
-        )
-    return 0

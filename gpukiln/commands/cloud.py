@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import Command, JsonOptions, PlaceOptions, RemovalOptions, print_document, say
+from gpukiln.cli.command import (
+    DEFAULT_REGION,
+    REGION_DEFAULT,
+    Command,
+    JsonOptions,
+    PlaceOptions,
+    RemovalOptions,
+    results,
+    say,
+)
+from gpukiln.errors import UsageError
 from gpukiln.options import option
 
-if TYPE_CHECKING:
-    from gpukiln.clouds.embedded.layout import Layout
-
+# Machines end with the server, and with one that a build uses the build fails.
 FORCE = option("even while machines run, which end with it", False)
-
-
-def _layout() -> Layout:
-    from gpukiln.clouds.embedded.layout import Layout
-    from gpukiln.state import state_home
-
-    return Layout(state_home())
+INSTANCE = option("instance id, or `last`", first=True, required=True)
 
 
 @dataclass(frozen=True)
@@ -26,44 +28,11 @@ class CloudStatus(JsonOptions):
     """Show the server, its machines and what is kept on disk."""
 
     def run(self) -> None:
-        from gpukiln.clouds.embedded.client import server_status
-        from gpukiln.clouds.embedded.inventory import problems, stored_disks
-        from gpukiln.clouds.embedded.volume_files import stored_volumes
+        from gpukiln.clouds.embedded import view
+        from gpukiln.clouds.embedded.layout import Layout
 
-        layout = _layout()
-        server, disks, wrong = server_status(layout), stored_disks(layout), problems(layout)
-        volumes = stored_volumes(layout)
-        if self.json:
-            print_document(
-                "cloud.status/1",
-                home=str(layout.home),
-                server=server,
-                disks=disks,
-                volumes=volumes,
-                problems=wrong,
-            )
-            return
-        print(f"home    {layout.home}")
-        print(f"server  {server['url'] if server else 'does not run (any command that needs it starts it)'}")
-        for machine in server["machines"] if server else ():
-            state = "running" if machine["running"] else "stopped"
-            gpus = " simulated GPUs" if machine.get("simulated") else ""  # a server of before says nothing
-            print(f"machine {machine['instance_id']} {machine['kind']} {state} {machine['address']}{gpus}")
-        for disk in disks:
-            print(f"disk    {disk['snapshot']} {disk['mib']:6} MiB  {disk['image'] or 'no image'}")
-            if disk["problem"]:
-                print(f"        {disk['problem']}")
-        for volume in volumes:
-            size = (
-                "can't be read"
-                if volume["size_gib"] is None
-                else f"{volume['size_gib']} GiB, {volume['zone']}"
-            )
-            print(
-                f"volume  {volume['volume']} {volume['mib']:6} MiB  {size}, {volume['attached_to'] or 'free'}"
-            )
-        for problem in wrong:
-            print(f"wrong   {problem}")
+        status = view.status(Layout())
+        self.report(status, view.status_lines(status), schema="cloud.status/1")
 
 
 @dataclass(frozen=True)
@@ -71,7 +40,7 @@ class CloudEnv(Command):
     """Start the server and print the settings that the AWS CLI needs: eval "$(invoke cloud.env)"."""
 
     region: str = option(
-        "region that the printed settings name", "us-west-2", also="regions", setting="region"
+        "region that the printed settings name", DEFAULT_REGION, also="regions", setting="region"
     )
 
     def run(self) -> None:
@@ -83,19 +52,6 @@ class CloudEnv(Command):
             print(f"export {name}={shlex.quote(value)}" if value else f"unset {name}")
 
 
-def _refuse_while_machines_run(layout: Layout, *, force: bool) -> None:
-    """A build's machine would be lost with the others."""
-    from gpukiln.clouds.embedded.client import server_status
-    from gpukiln.errors import RefusedError
-
-    running = [m["instance_id"] for m in (server_status(layout) or {}).get("machines", ()) if m["running"]]
-    if running and not force:
-        raise RefusedError(
-            f"{len(running)} machine{'s run' if len(running) > 1 else ' runs'}: {', '.join(running[:5])}",
-            hint="a build may need it; wait for its end, or --force",
-        )
-
-
 @dataclass(frozen=True)
 class CloudStop(Command):
     """End the server and its machines; images stay."""
@@ -103,15 +59,16 @@ class CloudStop(Command):
     force: bool = FORCE
 
     def run(self) -> None:
-        from gpukiln.clouds.embedded.client import stop_server
+        from gpukiln.clouds.embedded.client import refuse_while_machines_run, stop_server
+        from gpukiln.clouds.embedded.layout import Layout
 
-        _refuse_while_machines_run(_layout(), force=self.force)
-        print("stopped" if stop_server(_layout()) else "the server does not run")
+        refuse_while_machines_run(Layout(), force=self.force)
+        print("stopped" if stop_server(Layout()) else "the server does not run")
 
 
 @dataclass(frozen=True)
 class CloudClean(RemovalOptions):
-    """Show what can go: leftovers, on request images, bases, volumes; --yes removes it."""
+    """Show what can be removed: orphans, on request images, bases, volumes; --yes removes it."""
 
     images: bool = option("also every image, snapshot and container image that was made here", False)
     base: bool = option("also the base images; the next build makes a new one from the mirror", False)
@@ -122,117 +79,87 @@ class CloudClean(RemovalOptions):
     force: bool = FORCE
 
     def run(self) -> None:
-        import sys
-
         from gpukiln.clouds.embedded.clean import carry_out, plan_cleaning
-        from gpukiln.clouds.embedded.client import stop_server
+        from gpukiln.clouds.embedded.client import refuse_while_machines_run, stop_server
         from gpukiln.clouds.embedded.inventory import problems
-        from gpukiln.errors import UsageError
+        from gpukiln.clouds.embedded.layout import Layout
 
         if self.released and not self.images and not self.base:
             raise UsageError("--released says which images go too", hint="together with --images or --base")
-        layout = _layout()
+        layout = Layout()
         for problem in problems(layout):
-            print(f"wrong   {problem}", file=sys.stderr)
+            say(f"wrong   {problem}")
         if self.removes:
-            _refuse_while_machines_run(layout, force=self.force)
+            refuse_while_machines_run(layout, force=self.force)
             stop_server(layout)
         cleaning = plan_cleaning(layout, **self.pick("images", "base", "released", "volumes"))
-        for line in cleaning.kept:
-            print(f"kept    {line}")
+        results().show(*(f"kept    {line}" for line in cleaning.kept))
         if self.removes:
             carry_out(layout, cleaning)
-        for line in cleaning.lines:
-            print(f"{'removed' if self.removes else 'would remove'} {line}")
+        verb = "removed" if self.removes else "would remove"
+        results().show(*(f"{verb} {line}" for line in cleaning.lines))
         if not self.removes:
             count = len(cleaning.lines)
-            what = f"--yes removes these {count}" if count else "there is nothing to remove"
-            print(f"nothing was removed: {what}", file=sys.stderr)
+            reason = f"--yes removes these {count}" if count else "there is nothing to remove"
+            say(f"nothing was removed: {reason}")
 
 
 @dataclass(frozen=True)
 class CloudSweep(RemovalOptions, PlaceOptions):
     """Find what ended builds left in one region: of this machine at once, of others past their deadline."""
 
-    region: str = option("AWS region to look at", "us-west-2", also="regions", setting="region")
+    region: str = option(f"AWS region to look at; {REGION_DEFAULT}", also="regions", setting="region")
 
     def run(self) -> None:
-        import sys
-
-        from gpukiln.images import orphans
         from gpukiln.images.builds import Builds
-        from gpukiln.instances.orphans import remove_orphans
-        from gpukiln.state import state_home
+        from gpukiln.images.killed import find_leftovers_here, remove_leftovers_here
 
-        where, builds = self.where(), Builds(state_home())
-        leftovers = orphans.find_local_orphans(where, builds)
-        for leftover in leftovers:
-            print(leftover, file=sys.stderr if self.json else sys.stdout)
+        cloud, builds = self.connect_to(self.cloud, self.region or DEFAULT_REGION), Builds()
+        orphans = find_leftovers_here(cloud, builds)
+        self.show(*map(str, orphans))
         removed = []
-        if not leftovers:
-            print(f"nothing is left in {self.region}", file=sys.stderr)
+        if not orphans:
+            say(f"nothing is left in {cloud.region}")
         elif self.removes:
-            gone = orphans.remove_orphans(where, builds, say)
-            removed = [one for one in leftovers if one.id in gone]
-            removed += remove_orphans(where, [one for one in leftovers if one.id not in gone], say)
+            removed = remove_leftovers_here(cloud, builds, orphans, say)
         else:
-            print(f"nothing was removed: --yes removes these {len(leftovers)}", file=sys.stderr)
-        if self.json:
-            print_document(
-                "cloud.sweep/1",
-                found=[vars(one) for one in leftovers],
-                removed=[one.id for one in removed],
-            )
+            say(f"nothing was removed: --yes removes these {len(orphans)}")
+        ids = [orphan.id for orphan in removed]
+        self.report(None, schema="cloud.sweep/1", found=orphans, removed=ids)
 
 
 @dataclass(frozen=True)
 class CloudConsole(Command):
     """Print what a machine wrote on its console; those of machines that are gone are kept."""
 
-    instance: str = option("instance id, or `last`", first=True, required=True)
+    instance: str = INSTANCE
 
     def run(self) -> None:
         from gpukiln.clouds.embedded.inventory import console_file
+        from gpukiln.clouds.embedded.layout import Layout
 
-        print(console_file(_layout(), self.instance).read_text(errors="replace"), end="")
+        sys.stdout.write(console_file(Layout(), self.instance).read_text(errors="replace"))
 
 
 @dataclass(frozen=True)
 class CloudSsh(Command):
     """Log in to a machine of the embedded cloud."""
 
-    instance: str = option("instance id, or `last`", first=True, required=True)
+    instance: str = INSTANCE
     key: str = option(
         "private key of the key pair that the machine was launched with", first=True, required=True
     )
-    user: str = option("who logs in", "admin")
+    user: str = option("the user of the machine", "admin")
 
     def run(self) -> None:
         import os
         from pathlib import Path
 
-        from gpukiln.clouds.embedded.client import server_status
-        from gpukiln.errors import UsageError
-        from gpukiln.ssh import HostKeys, Ssh
+        from gpukiln.clouds.embedded.client import ssh_to
+        from gpukiln.clouds.embedded.layout import Layout
 
-        running = server_status(_layout())
-        machines = [machine for machine in (running or {}).get("machines", ()) if machine["running"]]
-        chosen = [machine for machine in machines if self.instance in ("last", machine["instance_id"])]
-        if not chosen:
-            raise UsageError(
-                f"no running machine {self.instance!r}" if machines else "no machine runs",
-                hint="`invoke cloud.status` lists them",
-                details=tuple(machine["instance_id"] for machine in machines),
-            )
-        target = chosen[-1]
-        machine = Ssh(
-            target["address"],
-            target["ssh_port"],
-            self.user,
-            private_key=Path(self.key),
-            host_keys=HostKeys.NEW_MACHINE,
-        )
-        os.execvp("ssh", machine.command(batch=False))  # noqa: S606 - ssh takes over this terminal
+        ssh = ssh_to(Layout(), self.instance, self.user, Path(self.key))
+        os.execvp("ssh", ssh.command(batch=False))  # noqa: S606 - ssh takes over this terminal
 
 
 @dataclass(frozen=True)
@@ -242,14 +169,14 @@ class CloudRefresh(Command):
     force: bool = FORCE
 
     def run(self) -> None:
-        from gpukiln.clouds.embedded import base
-        from gpukiln.clouds.embedded.client import check_host, stop_server
+        from gpukiln.clouds.embedded import base, client
+        from gpukiln.clouds.embedded.layout import Layout
         from gpukiln.progress import Progress
 
-        check_host()
-        layout, progress = _layout(), Progress()
-        _refuse_while_machines_run(layout, force=self.force)
-        stop_server(layout)
+        client.check_host()
+        layout, progress = Layout(), Progress()
+        client.refuse_while_machines_run(layout, force=self.force)
+        client.stop_server(layout)
         new = base.refresh(layout)
         with progress.step("base image"):
             base.build_base(layout, new, say=progress.say)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import Command, print_json, say, words
+from gpukiln.cli.command import Command, print_json, say, words
 from gpukiln.errors import UsageError
 from gpukiln.options import option
-
-if TYPE_CHECKING:
-    from gpukiln.clouds.iam import Document, Scope
 
 
 @dataclass(frozen=True)
@@ -45,36 +40,31 @@ class CloudPolicy(Command):
     )
 
     def run(self) -> None:
-        from gpukiln.clouds.iam import BOUNDARY_JOB, Scope
-        from gpukiln.clouds.iam import policy as make
+        from gpukiln.clouds import iam
         from gpukiln.images.channels import load_channel
         from gpukiln.release.options import region_names
+        from gpukiln.workspaces.iam import boundary
 
+        jobs = words(self.for_)
         for channel in words(self.channels):
             load_channel(channel)
-        scope = Scope(
+        scope = iam.Scope(
             **self.pick("account", "repository", "module_cache", "sign_key"),
             regions=region_names(self.regions),
             channels=words(self.channels),
             kms_keys=words(self.kms_keys),
         )
-        if BOUNDARY_JOB in words(self.for_):
-            print_json(_boundary(words(self.for_), scope, words(self.secrets), self.artifact_cache))
+        if iam.BOUNDARY_JOB not in jobs:
+            if self.secrets or self.artifact_cache:
+                raise UsageError(f"--secrets and --artifact-cache are for --for {iam.BOUNDARY_JOB}")
+            print_json(iam.policy(jobs, scope))
             return
-        if self.secrets or self.artifact_cache:
-            raise UsageError(f"--secrets and --artifact-cache are for --for {BOUNDARY_JOB}")
-        print_json(make(words(self.for_), scope))
-
-
-def _boundary(jobs: Sequence[str], scope: Scope, secrets: Sequence[str], artifact_cache: str) -> Document:
-    from gpukiln.workspaces.iam import boundary
-
-    if len(jobs) > 1:
-        raise UsageError(
-            f"{', '.join(jobs)}: a permissions boundary is a policy of its own",
-            hint=f"--for {jobs[0]} and --for {jobs[-1]} in two calls",
-        )
-    return boundary(scope, secrets, artifact_cache)
+        if len(jobs) > 1:
+            raise UsageError(
+                f"{', '.join(jobs)}: a permissions boundary is a policy of its own",
+                hint=f"--for {jobs[0]} and --for {jobs[-1]} in two calls",
+            )
+        print_json(boundary(scope, words(self.secrets), self.artifact_cache))
 
 
 @dataclass(frozen=True)
@@ -90,9 +80,9 @@ class CloudTrust(Command):
     environment: str = option("the environment whose jobs may, instead of a branch")
 
     def run(self) -> None:
-        from gpukiln.clouds.iam import trust as make
+        from gpukiln.clouds import iam
 
-        print_json(make(**self.pick("account", "repository", "ids", "branch", "environment")))
+        print_json(iam.trust(**self.pick("account", "repository", "ids", "branch", "environment")))
         if not self.ids:
             say(
                 "a repository created or renamed since 2026-07-15, or opted in, has ids in its subject: --ids"

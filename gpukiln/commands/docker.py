@@ -1,21 +1,18 @@
-"""Container images: plan, build, verify, look at."""
+"""Container images: plan, build, verify, list, show."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import JsonOptions, print_document, results, say, words
+from gpukiln.cli.command import JsonOptions, say, words
 from gpukiln.options import option
-from gpukiln.typed import dump
 
 if TYPE_CHECKING:
-    from gpukiln.docker.builds import ContainerBuilds, ContainerRecord
     from gpukiln.docker.plan import ContainerPlan
-    from gpukiln.progress import Progress
-    from gpukiln.verify.verdict import Verdict
 
 CHANGES_PENDING = 10  # exit code of `plan --exit-code` when there is something to build
+BUILD = option("image name (its newest build) or build id", first=True, required=True)
 
 
 @dataclass(frozen=True)
@@ -33,6 +30,19 @@ class ContainerOptions(JsonOptions):
     engine: str = option("docker, podman or buildah; default: the first that works")
     refresh: bool = option("fetch package lists again even when they are fresh", False)
 
+    def plan(self) -> ContainerPlan:
+        """The plan of the image."""
+        from gpukiln.docker.plan import ContainerProbes, make_container_plan
+        from gpukiln.state import state_home
+
+        return make_container_plan(
+            self.image,
+            probes=ContainerProbes.real(state_home() / "apt", refresh=self.refresh),
+            base=self.base,
+            platform=self.platform,
+            overrides=words(self.set),
+        )
+
 
 @dataclass(frozen=True)
 class DockerPlan(ContainerOptions):
@@ -41,102 +51,89 @@ class DockerPlan(ContainerOptions):
     exit_code: bool = option("exit 10 when there is something to build, 0 when not", False)
 
     def run(self) -> int:
-        from gpukiln.docker.build import find_existing_build, why_build
+        from gpukiln.docker.build import find_built, why_build
+        from gpukiln.docker.builds import ContainerBuilds
         from gpukiln.docker.engines import find_engine
         from gpukiln.docker.view import plan_table
 
-        found = find_engine(self.engine)
-        planned = _plan(self)
-        built = find_existing_build(planned, _builds(), found)
-        if self.json:
-            print_document("docker.plan/1", dump(planned), built=built.read().reference if built else None)
+        engine, plan, builds = find_engine(self.engine), self.plan(), ContainerBuilds()
+        build = find_built(plan, builds, engine)
+        reference = build.read().reference if build else None
+        if reference:
+            lines = [f"nothing to build: {reference} has this digest"]
         else:
-            shown = results()
-            shown.print(plan_table(planned))
-            if built:
-                shown.print_text(f"nothing to build: {built.read().reference} has this digest")
-            else:
-                shown.print_text("`invoke docker.build` would build it:")
-                for line in why_build(planned, _builds()):
-                    shown.print_text(f"  {line}")
-        return CHANGES_PENDING if self.exit_code and not built else 0
+            reasons = why_build(plan, builds)
+            lines = ["`invoke docker.build` would build it:", *(f"  {reason}" for reason in reasons)]
+        self.report(plan, [plan_table(plan), *lines], schema="docker.plan/1", built=reference)
+        return CHANGES_PENDING if self.exit_code and not build else 0
 
 
 @dataclass(frozen=True)
 class DockerBuild(ContainerOptions):
-    """Plan, build and judge a container image, and keep a record of all of it."""
+    """Plan, build and verify a container image, and keep a record of every step."""
 
     force: bool = option("build even when there is an image of this digest", False)
     dry_run: bool = option("stop after the plan", False)
-    no_verify: bool = option("do not judge the image after the build", False)
+    no_verify: bool = option("do not verify the image after the build", False)
     cache_from: str = option("where layers may be taken from, as the engine names it; separated by spaces")
     cache_to: str = option("where layers are kept, as the engine names it; separated by spaces")
 
     def run(self) -> int:
-        from gpukiln.docker.build import build_container, find_existing_build, why_build
+        from gpukiln.docker import view
+        from gpukiln.docker.build import build_container, find_built, why_build
+        from gpukiln.docker.builds import ContainerBuilds
         from gpukiln.docker.engines import find_engine
-        from gpukiln.docker.view import layer_table, plan_table
+        from gpukiln.docker.verify import verify_container
         from gpukiln.progress import Progress
-        from gpukiln.units import Duration
 
-        progress = Progress()
+        progress, builds = Progress(), ContainerBuilds()
         with progress.step("plan"):
-            found = find_engine(self.engine)
-            planned = _plan(self)
-        shown = results(json=self.json)
-        shown.print(plan_table(planned))
-        there = None if self.force else find_existing_build(planned, _builds(), found)
-        if there:
-            record = there.read()
-            shown.print_text(
-                f"nothing to build: {record.reference} has this digest, built {record.plan.created_at},"
-                f" {'verified' if record.state == 'verified' else 'not verified'} (--force builds anyway)"
-            )
-        else:
-            for line in why_build(planned, _builds()):
-                shown.print_text(line)
+            engine, plan = find_engine(self.engine), self.plan()
+        self.show(view.plan_table(plan))
+        reused = None if self.force else find_built(plan, builds, engine)
+        self.show(*([view.reused_line(reused.read())] if reused else why_build(plan, builds)))
         if self.dry_run:
             say("dry run: nothing was started")
-            if self.json:
-                print_document("docker.build.plan/1", dump(planned), built=False)
+            self.report(plan, schema="docker.build.plan/1", built=False)
             return 0
-        if there:
-            folder, record = there, there.read()
+        if reused:
+            build, record = reused, reused.read()
         else:
-            folder, record = build_container(
-                planned,
-                found,
-                _builds(),
+            build, record = build_container(
+                plan,
+                engine,
+                builds,
                 progress,
                 overrides=words(self.set),
                 cache_from=self.cache_from.split(),
                 cache_to=self.cache_to.split(),
             )
-            if record.image:
-                shown.print(layer_table(record.image))
-            took = Duration(sum(record.durations_s.values())).shown
-            shown.print_text(f"{record.reference}, also {planned.version}; built in {took}")
-            shown.print_text(f"record: {folder.record_file}")
-        verdict = None
-        if not self.no_verify and record.state != "verified":  # also what an interrupted run has left to do
-            record, verdict = _judge(folder.id, progress, json=self.json)
-        if self.json:
-            print_document("docker.build/1", dump(record), built=there is None)
-        return int(verdict is not None and not verdict.passed)
+            self.show(*view.built_parts(build, record))
+        passed = True
+        if not self.no_verify and record.state != "verified":  # an interrupted run may have left that out
+            record, verdict = verify_container(build, progress)
+            passed = verdict.passed
+            self.show(*view.verdict_parts(build, verdict))
+        self.report(record, schema="docker.build/1", built=reused is None)
+        return int(not passed)
 
 
 @dataclass(frozen=True)
 class DockerVerify(JsonOptions):
-    """Judge a container image that was built here, inside a container of it, and update its record."""
+    """Verify a container image that was built here, inside a container of it, and update its record."""
 
-    build: str = option("image name (its newest build) or build id", first=True, required=True)
+    build: str = BUILD
 
     def run(self) -> int:
+        from gpukiln.docker.builds import ContainerBuilds
+        from gpukiln.docker.verify import verify_container
+        from gpukiln.docker.view import verdict_parts
         from gpukiln.progress import Progress
 
-        _record, verdict = _judge(self.build, Progress(), json=self.json)
-        if self.json:
-            print_document("docker.verify/1", verdict=dump(verdict))
+        build = ContainerBuilds().find(self.build)
+        _, verdict = verify_container(build, Progress())
+        self.show(*verdict_parts(build, verdict))
+        self.report(None, schema="docker.verify/1", verdict=verdict)
         return int(not verdict.passed)
 
 
@@ -145,30 +142,14 @@ class DockerList(JsonOptions):
     """List the container builds of this machine, newest first."""
 
     def run(self) -> None:
-        from gpukiln.docker.build import is_build_running
-        from gpukiln.reports.tables import Rows
-        from gpukiln.units import Duration, Memory
-        from gpukiln.verify.verdict import counts_text
+        from gpukiln.docker.builds import ContainerBuilds
+        from gpukiln.docker.view import builds_table
 
-        records = [build.read() for build in _builds().all()]
-        running = "running" if is_build_running(_builds()) else "killed"
-        if self.json:
-            print_document("docker.list/1", builds=[dump(record) for record in records])
-            return
-        table = Rows("build", "image", "base", "state", "size", "checks", "took", first=2)
-        for record in records:
-            table.add(
-                record.build_id,
-                record.reference.rpartition("/")[2] or record.plan.image,
-                record.plan.base_name,
-                running if record.state == "running" else record.state,
-                Memory(record.image.size).shown if record.image else "-",
-                counts_text(record.verdict.checks) if record.verdict else "-",
-                Duration(sum(record.durations_s.values())).shown,
-            )
-        if records:
-            results().print(table)
-        else:
+        builds = ContainerBuilds()
+        records = [build.read() for build in builds.all()]
+        parts = [builds_table(builds, records)] if records else []
+        self.report(None, parts, schema="docker.list/1", builds=records)
+        if not records and not self.json:
             say("no container image was built here yet: `invoke docker.build runner-gpu` builds the first")
 
 
@@ -176,59 +157,12 @@ class DockerList(JsonOptions):
 class DockerShow(JsonOptions):
     """Show the record of a container build: plan, layers, verdict, durations."""
 
-    build: str = option("image name (its newest build) or build id", first=True, required=True)
+    build: str = BUILD
 
     def run(self) -> None:
-        from gpukiln.docker.view import layer_table, plan_table
-        from gpukiln.units import Duration
-        from gpukiln.verify.report import render
+        from gpukiln.docker.builds import ContainerBuilds
+        from gpukiln.docker.view import record_parts
 
-        folder = _builds().find(self.build)
-        record = folder.read()
-        if self.json:
-            print_document("docker.show/1", dump(record))
-            return
-        console = results()
-        console.print(plan_table(record.plan))
-        if record.image:
-            console.print_text(f"\n{record.reference}  {record.image.id}\n")
-            console.print(layer_table(record.image))
-        if record.verdict:
-            console.print(render(record.verdict))
-        for step, seconds in record.durations_s.items():
-            console.print_text(f"{step:40} {Duration(seconds).shown:>12}")
-        console.print_text(
-            f"\nstate {record.state}{': ' + record.error if record.error else ''}\nfolder {folder.folder}"
-        )
-
-
-def _judge(name: str, progress: Progress, *, json: bool) -> tuple[ContainerRecord, Verdict]:
-    from gpukiln.docker.verify import verify_container
-    from gpukiln.verify import report
-
-    folder = _builds().find(name)
-    record, verdict = verify_container(folder, progress)
-    shown = results(json=json)
-    shown.print(report.ending(verdict))
-    shown.print_text(f"report: {folder.folder / 'verify' / 'report.html'}")
-    return record, verdict
-
-
-def _plan(wanted: ContainerOptions) -> ContainerPlan:
-    from gpukiln.docker.plan import ContainerProbes, make_container_plan
-    from gpukiln.state import state_home
-
-    return make_container_plan(
-        wanted.image,
-        probes=ContainerProbes.real(state_home() / "apt", refresh=wanted.refresh),
-        base=wanted.base,
-        platform=wanted.platform,
-        overrides=words(wanted.set),
-    )
-
-
-def _builds() -> ContainerBuilds:
-    from gpukiln.docker.builds import ContainerBuilds
-    from gpukiln.state import state_home
-
-    return ContainerBuilds(state_home())
+        build = ContainerBuilds().find(self.build)
+        record = build.read()
+        self.report(record, record_parts(build, record), schema="docker.show/1")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpukiln.commands.cli import PlaceOptions, print_document
+from gpukiln.cli.command import PlaceOptions
+from gpukiln.errors import UsageError
 from gpukiln.options import option
-from gpukiln.typed import dump
 
 
 @dataclass(frozen=True)
@@ -24,53 +24,24 @@ class DockerPush(PlaceOptions):
     dry_run: bool = option("only say what would be created and pushed", False)
 
     def run(self) -> None:
-        from contextlib import nullcontext
-        from dataclasses import replace
-
-        from gpukiln.docker import push as pushing
-        from gpukiln.docker import repository as repositories
         from gpukiln.docker.builds import ContainerBuilds
-        from gpukiln.errors import RefusedError, UsageError
+        from gpukiln.docker.push_build import push_build
+        from gpukiln.docker.repository import parse
         from gpukiln.progress import Progress
-        from gpukiln.state import state_home
 
-        progress = Progress()
-        address = repositories.parse(self.repository)
+        address = parse(self.repository)
         if self.region and address.region not in ("", self.region):
             raise UsageError(
                 f"--repository is in {address.region}, not in {self.region}", hint="leave out --region"
             )
-        where = replace(self, region=address.region or self.region).where() if address.is_ecr else None
-        folder = ContainerBuilds(state_home()).find(self.build or self.image)
-        with nullcontext() if self.dry_run else folder.locked():
-            record = folder.read()
-            if not self.unverified and not (record.verdict and record.verdict.passed_without_simulation):
-                simulated = record.verdict is not None and record.verdict.simulated
-                state = f"is {record.state}, wanted a passed verification"
-                if simulated:
-                    state = "was judged on simulated GPUs, which proves nothing"
-                raise RefusedError(
-                    f"build {record.build_id} {state}",
-                    hint=f"`invoke docker.verify {record.build_id}` judges it; --unverified pushes it anyway",
-                )
-            plan = record.plan
-            built = pushing.Built(record.reference, record.engine, plan.version, plan.digest)
-            with progress.step("push"):
-                target = repositories.find(
-                    address, where, create=self.create, dry_run=self.dry_run, say=progress.say
-                )
-                log = folder.folder / "push.log"
-                pushed = pushing.push(built, target, log=log, say=progress.say, dry_run=self.dry_run)
-            if pushed is not None and not self.dry_run:
-                others = tuple(one for one in record.pushed if one.repository != pushed.repository)
-                folder.write(replace(record, pushed=(*others, pushed)))
+        cloud = self.connect_to(self.cloud, address.region or self.region) if address.is_ecr else None
+        build = ContainerBuilds().find(self.build or self.image)
+        options = self.pick("unverified", "create", "dry_run")
+        built, repository, pushed = push_build(build, address, cloud, Progress(), **options)
         if pushed is None:
-            if self.json:
-                print_document("docker.push.plan/1", repository=target.name, manifest_digest=None)
-            else:
-                print(f"would push {built.reference} to {target.name}")
-            return
-        if self.json:
-            print_document("docker.push/1", dump(pushed), reference=pushed.reference)
+            line = f"would push {built.reference} to {repository}"
+            fields = {"repository": repository, "manifest_digest": None}
+            self.report(fields, [line], schema="docker.push.plan/1")
         else:
-            print(pushed.reference)
+            reference = pushed.reference
+            self.report(pushed, [reference], schema="docker.push/1", reference=reference)

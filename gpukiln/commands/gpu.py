@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, make_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpukiln.commands.cli import HostOptions, print_document, results, say
+from gpukiln.cli.command import HostOptions, results, say
+from gpukiln.errors import GpukilnError, UsageError
 from gpukiln.gpus.verb import Options, Verb, document
 from gpukiln.gpus.verbs import verbs
 from gpukiln.options import Option, option
@@ -16,34 +17,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OnHosts(HostOptions):
-    """A verb of gpukiln-gpu, done here or on hosts."""
+    """A verb of gpukiln-gpu, on this machine or on hosts."""
 
     verb: ClassVar[Verb]
     sudo: bool = option("become root on the hosts, by sudo without a password", False)
     forks: int = option("hosts that are asked at the same time", 50)
 
     def perform(self) -> int:
-        """Do what was typed; returns the exit code."""
-        from gpukiln.errors import GpukilnError
+        """Run the verb; returns the exit code."""
         from gpukiln.gpus import cli
-        from gpukiln.gpus.model import plain
 
-        options = Options(**self.pick(*(one.name for one in self.verb.all_options)))
+        options = Options(**self.pick(*(declared.name for declared in self.verb.all_options)))
         targets = self.targets()
         if targets:
             return self._on_hosts(options, targets)
         try:
             return cli.run(self.verb, options)
         except GpukilnError as error:
-            if self.json:
-                failed = [plain(cli.failure(error))]
-                print_document(self.verb.schema, document(self.verb, [], failed))
+            failed = [cli.failure(error)]
+            self.report(document(self.verb, [], failed), schema=self.verb.schema)
             raise
 
     def targets(self) -> list[Target]:
         """The hosts that were named; none for this machine, in this process."""
-        from gpukiln.errors import UsageError
-
         if not self.hosts and not self.inventory:
             if self.limit or self.sudo:
                 raise UsageError(
@@ -53,51 +49,44 @@ class OnHosts(HostOptions):
         return super().targets()
 
     def _on_hosts(self, options: Options, targets: list[Target]) -> int:
-        from gpukiln.errors import UsageError
-        from gpukiln.nodes.gpus import ask_all, run_interactive
+        from gpukiln.nodes.gpus import ask_all, error_lines, exit_code, run_interactive
 
         verb, argv = self.verb, words_of(self.verb, options)
-        alone = verb.changes or (verb.takes_over is not None and not self.json)
-        if alone and len(targets) > 1:
+        takes_terminal = verb.takes_over is not None and not self.json
+        # One host's failure must not leave a change half done on others, and there is one terminal.
+        if (verb.changes or takes_terminal) and len(targets) > 1:
             raise UsageError(
                 f"gpu.{verb.name} works on one host, and {len(targets)} are named", hint="name one"
             )
-        if verb.takes_over is not None and not self.json:
+        if takes_terminal:
             return run_interactive(targets[0], verb, argv, options.command, sudo=self.sudo)
-        said = ask_all(targets, verb, argv, sudo=self.sudo, forks=self.forks or 1)
-        nodes = [node for one in said for node in one.nodes]
-        failed = [one_failed for one in said for one_failed in one.failed]
-        if self.json:
-            print_document(verb.schema, document(verb, nodes, failed))
-        console = results(json=self.json)
-        for number, node in enumerate(nodes if not self.json else ()):
+        answers = ask_all(targets, verb, argv, sudo=self.sudo, forks=self.forks or 1)
+        nodes = [node for answer in answers for node in answer.nodes]
+        failed = [failure for answer in answers for failure in answer.failed]
+        self.report(document(verb, nodes, failed), schema=verb.schema)
+        console = results()
+        for number, node in enumerate(() if self.json else nodes):
             if number:
                 console.print_text("")
             verb.show(node, options, console.print_text)
-        for one in failed:
-            named = one["message"].startswith(one["node"])
-            say(f"error: {'' if named else one['node'] + ': '}{one['message']}")
-            for line in one["details"]:
-                say(f"  {line}")
-            if one["hint"]:
-                say(f"next: {one['hint']}")
-        codes = {one.exit_code for one in said}
-        return codes.pop() if len(codes) == 1 else 5
+        for line in error_lines(failed):
+            say(line)
+        return exit_code(answers)
 
 
 def words_of(verb: Verb, options: Options) -> list[str]:
-    """What was typed, as gpukiln-gpu is told it on another machine."""
+    """The options as words for gpukiln-gpu on another machine; those with their default are left out."""
     argv: list[str] = []
-    for one in verb.options:
-        value = getattr(options, one.name)
-        if value == one.default:
+    for declared in verb.options:
+        value = getattr(options, declared.name)
+        if value == declared.default:
             continue
-        if one.default is False:
-            argv.append(one.flag)
-        elif isinstance(one.default, tuple):
-            argv += [f"{one.flag}={part}" for part in value]
+        if declared.default is False:
+            argv.append(declared.flag)
+        elif isinstance(declared.default, tuple):
+            argv += [f"{declared.flag}={part}" for part in value]
         else:
-            argv.append(f"{one.flag}={value}")
+            argv.append(f"{declared.flag}={value}")
     return argv
 
 
@@ -105,16 +94,21 @@ def make(verb: Verb) -> type[OnHosts]:
     """The command of a verb: its options, and those that name hosts."""
     return make_dataclass(
         f"Gpu{verb.name.capitalize()}",
-        [(one.name, type(one.default), _field(one)) for one in verb.all_options if one.name != "json"],
+        [
+            (declared.name, type(declared.default), _field(declared))
+            for declared in verb.all_options
+            if declared.name != "json"
+        ],
         bases=(OnHosts,),
         namespace={"verb": verb, "run": OnHosts.perform, "__doc__": verb.help},
         frozen=True,
     )
 
 
-def _field(one: Option) -> Any:
-    return option(**{name: value for name, value in asdict(one).items() if name != "name"})
+def _field(declared: Option) -> Any:
+    return option(**{name: value for name, value in asdict(declared).items() if name != "name"})
 
 
+# `gpukiln.cli.main.commands` finds the classes of a module by their names.
 for _verb in verbs().values():
     globals()[f"Gpu{_verb.name.capitalize()}"] = make(_verb)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import KubernetesOptions, print_document, say
+from gpukiln.cli.command import KubernetesOptions, print_document, say
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes.jobs.options import JobOptions
 from gpukiln.options import flag, option

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpukiln.commands.cli import JsonOptions, ProfileOptions, print_document, results, say, words
+from gpukiln.cli.command import (
+    DEFAULT_REGION,
+    REGION_DEFAULT,
+    JsonOptions,
+    ProfileOptions,
+    print_files,
+    say,
+    words,
+)
+from gpukiln.errors import UsageError
 from gpukiln.options import option
 
 
@@ -35,8 +44,8 @@ class K8sNodes(ProfileOptions, JsonOptions):
     memory: str = option("with --gpu: memory of a machine, at least, for example 32GiB")
     arch: str = option("with --gpu: x86_64 or arm64")
     region: str = option(
-        "with --gpu: of AWS, whose prices order the machines; with --cloud: where the image is",
-        "us-west-2",
+        "with --gpu: of AWS, whose prices order the machines; with --cloud: where the image is; "
+        + REGION_DEFAULT,
         also="regions",
         setting="region",
     )
@@ -69,38 +78,21 @@ class K8sNodes(ProfileOptions, JsonOptions):
         from pathlib import Path
         from typing import get_args
 
-        from gpukiln.catalog.components import load_components
         from gpukiln.catalog.regions import check_region
-        from gpukiln.clouds.select import make_cloud
-        from gpukiln.errors import UsageError
-        from gpukiln.images.channels import load_channel
         from gpukiln.kubernetes import folder
-        from gpukiln.kubernetes.nodes import group, render
-        from gpukiln.kubernetes.nodes.hours import parse
-        from gpukiln.kubernetes.nodes.image_trust import require_trusted
-        from gpukiln.typed import dump, load, unknown
+        from gpukiln.kubernetes.nodes import group, rendered
+        from gpukiln.kubernetes.nodes.trusted import require_trusted
+        from gpukiln.typed import load, unknown
 
         if self.provider not in get_args(group.Provider):
             raise unknown("--provider", self.provider, get_args(group.Provider))
-        check_region(self.region)
-        if self.time_zone and not self.hours:
-            raise UsageError(
-                f"--time-zone {self.time_zone} without --hours", hint="--hours 'mon-fri 08:00-18:00'"
-            )
-        if self.ami and not self.ami.startswith("ami-"):
-            raise UsageError(
-                f"--ami {self.ami!r} is no image id", hint="wanted: ami-..., or --channel instead"
-            )
-        image = self.ami
-        if not image:
-            load_channel(self.channel)
-            built = str(load_components()["kubernetes"].version)
-            image = group.pointer(self.image, self.kubernetes or built, self.channel)
-        wanted = {
+        region = check_region(self.region or DEFAULT_REGION)
+        fields = {
             **self.pick("provider", "cluster", "name", "base", "reservation", "keep", "role", "dns_ip"),
-            "image": image,
+            "image": self._image(),
             "types": group.types_of(
-                **self.pick("gpu", "cpu", "memory", "arch", "region"),
+                **self.pick("gpu", "cpu", "memory", "arch"),
+                region=region,
                 named=words(self.instance_type),
                 today=datetime.now(UTC).date(),
             ),
@@ -108,36 +100,46 @@ class K8sNodes(ProfileOptions, JsonOptions):
             "zones": words(self.zones),
             "minimum": self.min,
             "maximum": self.max,
-            "hours": dump(parse(self.hours, self.time_zone or "UTC") if self.hours else group.DAYTIME),
+            "hours": self._hours(),
             "volume_gib": self.volume,
             "local_storage": not self.no_local_storage,
-            "labels": _labels(self.label),
+            "labels": group.parse_labels(self.label),
         }
-        made = group.check(load(group.NodeGroup, wanted, where="options"))
-        where = make_cloud(self.cloud, self.region, profile=self.profile or None) if self.cloud else None
-        trust = require_trusted(made.image, where)
-        texts = render.files(made)
-        rendering = folder.write(Path(self.output) if self.output else None, texts)
-        document = render.document(made, rendering, trust)
-        if self.json:
-            print_document(document.schema, dump(document))
-        elif self.output:
-            for line in rendering.lines(self.output):
-                results().print_text(line)
+        nodes = group.check(load(group.NodeGroup, fields, where="options"))
+        trust = require_trusted(nodes.image, self.connect_to(self.cloud, region) if self.cloud else None)
+        files = rendered.files(nodes)
+        rendering = folder.write(Path(self.output) if self.output else None, files)
+        document = rendered.document(nodes, rendering, trust)
+        if self.output or self.json:
+            self.report(document, rendering.lines(self.output))
         else:
-            for path, text in texts.items():
-                print(f"# {path}\n{text}" if len(texts) > 1 else text, end="")
+            print_files(files)
         for note in document.notes:
             say(f"note: {note}")
 
+    def _image(self) -> str:
+        """The image's id, or the parameter of the channel that points at it."""
+        from gpukiln.catalog.components import load_components
+        from gpukiln.images.channels import load_channel
+        from gpukiln.kubernetes.nodes.group import pointer
 
-def _labels(texts: Any) -> dict[str, str]:
-    from gpukiln.errors import UsageError
+        if self.ami:
+            if not self.ami.startswith("ami-"):
+                raise UsageError(
+                    f"--ami {self.ami!r} is no image id", hint="wanted: ami-..., or --channel instead"
+                )
+            return self.ami
+        load_channel(self.channel)
+        built = str(load_components()["kubernetes"].version)
+        return pointer(self.image, self.kubernetes or built, self.channel)
 
-    found = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise UsageError(f"--label {text!r}", hint="wanted: KEY=VALUE, for example team=vision")
-        found[key] = value
-    return found
+    def _hours(self) -> Any:
+        from gpukiln.kubernetes.nodes import group
+        from gpukiln.kubernetes.nodes.hours import parse
+        from gpukiln.typed import dump
+
+        if self.time_zone and not self.hours:
+            raise UsageError(
+                f"--time-zone {self.time_zone} without --hours", hint="--hours 'mon-fri 08:00-18:00'"
+            )
+        return dump(parse(self.hours, self.time_zone or "UTC")) if self.hours else group.DAYTIME

@@ -3,70 +3,93 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import Command, JsonOptions, ProfileOptions, print_document, results, say, words
+from gpukiln.cli.command import (
+    CLOUD,
+    DEFAULT_REGION,
+    REGION_DEFAULT,
+    Command,
+    JsonOptions,
+    ProfileOptions,
+    say,
+    words,
+)
+from gpukiln.errors import UsageError
 from gpukiln.options import option
-from gpukiln.typed import dump
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from rich.console import RenderableType
+    from datetime import date
 
     from gpukiln.clouds.base import Cloud
     from gpukiln.errors import GpukilnError
     from gpukiln.offers.cost import MachineUsage
-    from gpukiln.offers.listing import RunSpec
     from gpukiln.offers.model import Request
     from gpukiln.offers.size import Size
 
-HERE = "us-west-2"
-
 
 @dataclass(frozen=True)
-class WhereOptions(ProfileOptions, JsonOptions):
+class OfferRegionOptions(ProfileOptions, JsonOptions):
     """Where machines are looked for."""
 
     regions: str = option(
-        "AWS regions to look in, separated by commas", HERE, also="region", setting="region"
+        f"AWS regions to look in, separated by commas; {REGION_DEFAULT}", also="region", setting="region"
     )
     cloud: str = option(
         "ask this cloud for zones, quota, likelihood and reservations: aws (your account) or embedded "
-        "(this machine); without it, what was refreshed or ships counts"
+        "(this machine); without it, refreshed or shipped answers are used"
     )
 
-    def where(self) -> Cloud | None:
-        """The cloud that is asked, in the first of the regions; None: none is."""
-        from gpukiln.clouds.select import make_cloud
-        from gpukiln.errors import UsageError
+    @property
+    def region_names(self) -> list[str]:
+        """The regions.
 
-        if not self.cloud:
-            if self.profile:
-                raise UsageError("--profile is for --cloud aws", hint="add --cloud aws, or leave it out")
-            return None
-        return make_cloud(self.cloud, region_names(self.regions)[0], profile=self.profile or None)
+        Raises:
+            UsageError: AWS has no such region.
+        """
+        from gpukiln.catalog import offerings
+
+        names = words(self.regions) or [DEFAULT_REGION]
+        for name in names:
+            if name not in offerings.regions():
+                from gpukiln.catalog.regions import check_region  # botocore's, slow to import
+
+                check_region(name)
+        return list(dict.fromkeys(names))
+
+    @property
+    def only_region(self) -> str:
+        """The region.
+
+        Raises:
+            UsageError: Several are named.
+        """
+        names = self.region_names
+        if len(names) > 1:
+            raise UsageError(f"--regions {self.regions} names {len(names)} regions", hint="one at a time")
+        return names[0]
+
+    def connect(self) -> Cloud | None:
+        """The cloud that is asked, in the first of the regions; None: none is asked."""
+        if self.cloud:
+            return self.connect_to(self.cloud, self.region_names[0])
+        if self.profile:
+            raise UsageError("--profile is for --cloud aws", hint="add --cloud aws, or leave it out")
+        return None
 
 
 @dataclass(frozen=True)
-class PaidOptions(Command):
-    """What is paid for beside the machine."""
+class CostOptions(Command):
+    """What is paid for in addition to the machine."""
 
-    volume: str = option("a volume of gp3 that is paid for, too, for example 100GB")
+    volume: str = option("a volume of gp3 whose cost is added, for example 100GB")
     no_address: bool = option("without a public IPv4 address, which costs money", False)
     hours: int = option("hours a month that it runs", 730)
 
-    def use(self) -> MachineUsage:
-        from gpukiln.errors import UsageError
-        from gpukiln.offers.cost import MAX_HOURS_PER_MONTH, MachineUsage
-        from gpukiln.units import Memory
+    def usage(self) -> MachineUsage:
+        from gpukiln.offers.cost import MachineUsage
 
-        if not 1 <= self.hours <= MAX_HOURS_PER_MONTH:
-            raise UsageError(
-                f"--hours {self.hours}, wanted hours of a month", hint=f"1 to {MAX_HOURS_PER_MONTH}"
-            )
-        volume = Memory.parse(self.volume, "--volume", zero=True).gb if self.volume else 0
-        return MachineUsage(self.hours, volume, address=not self.no_address)
+        return MachineUsage.parse(self.hours, self.volume, address=not self.no_address)
 
 
 @dataclass(frozen=True)
@@ -81,7 +104,7 @@ class SoftwareOptions(Command):
 
 
 @dataclass(frozen=True)
-class WantedOptions(PaidOptions, SoftwareOptions, WhereOptions):
+class RequestOptions(CostOptions, SoftwareOptions, OfferRegionOptions):
     """What a machine must have, whatever its GPUs are."""
 
     cpu: int = option("vCPUs, at least", 0)
@@ -92,27 +115,27 @@ class WantedOptions(PaidOptions, SoftwareOptions, WhereOptions):
     budget: str = option("USD a month, at most; exit 6 where nothing costs so little")
     all: bool = option("show everything, not the first and the nearest alone", False)
 
-    def listing(self, request: Request, size: Size | None = None) -> GpukilnError | None:
+    def list_offers(self, request: Request, size: Size | None = None) -> GpukilnError | None:
         """Print the machines of a request; returns the error that the command ends with, or None."""
-        from gpukiln.errors import UsageError
         from gpukiln.offers import view
-        from gpukiln.offers.listing import list_offers
+        from gpukiln.offers.listing import listing
+        from gpukiln.offers.software import run_spec
         from gpukiln.units import Money
 
-        use, regions, where = self.use(), region_names(self.regions), self.where()
-        runs = _runs(self.needs, self.image, where)
-        if runs.choose and where is None:
-            raise UsageError("--image auto is asked of a cloud", hint="add --cloud aws or --cloud embedded")
+        usage, regions, cloud = self.usage(), self.region_names, self.connect()
+        runs = run_spec(self.needs, self.image, cloud)
+        if runs.choose and cloud is None:
+            raise UsageError("--image auto needs a cloud", hint="add --cloud aws or --cloud embedded")
         budget = Money.parse(self.budget, "--budget") if self.budget else None
-        found, error = list_offers(
-            request, regions, _today(), use=use, runs=runs, cloud=where, size=size, budget=budget
+        offers, error = listing(
+            request, regions, _today(), use=usage, runs=runs, cloud=cloud, size=size, budget=budget
         )
-        _show(found, view.listing_parts(found, all=self.all), json=self.json)
+        self.report(offers, view.listing_parts(offers, all=self.all))
         return error
 
 
 @dataclass(frozen=True)
-class OfferList(WantedOptions):
+class OfferList(RequestOptions):
     """List every machine that satisfies all of a request, in order of price, and those that came near."""
 
     gpu: str = option("names, memory and count with `:` between them: T4:1, 24GiB..:2, A10G,L4:1..4, H100:8")
@@ -121,15 +144,15 @@ class OfferList(WantedOptions):
     fractions: bool = option("parts of a GPU will do (vGPUs, which NVIDIA's GRID driver alone drives)", False)
 
     def run(self) -> None:
-        from gpukiln.offers.request import parse_request
+        from gpukiln.offers.request import parse
 
         names = ("gpu", "cpu", "memory", "disk", "arch", "efa", "max_price", "spot", "fractions")
-        if error := self.listing(parse_request(**self.pick(*names))):
+        if error := self.list_offers(parse(**self.pick(*names))):
             raise error
 
 
 @dataclass(frozen=True)
-class OfferSize(WantedOptions):
+class OfferSize(RequestOptions):
     """Say how much GPU memory a model needs, term by term, and list the machines that have it."""
 
     params: str = option("weights of the model, for example 7e9 or 7B")
@@ -152,184 +175,88 @@ class OfferSize(WantedOptions):
     tensor_parallel: int = option("GPUs that share each layer", 1)
 
     def run(self) -> None:
-        from gpukiln.errors import UsageError
         from gpukiln.offers import size as sizes
-        from gpukiln.offers.request import parse_request
+        from gpukiln.offers.request import parse
 
         if not self.params:
             raise UsageError("--params is missing", hint="the model's weights, for example --params 7e9")
         weights = sizes.parameters(self.params)
         model = sizes.Model(weights, self.layers, self.width, self.kv_width, self.vocabulary)
-        found = sizes.size(model, sizes.ModelRun(**self.pick(*(one.name for one in fields(sizes.ModelRun)))))
-        wanted = parse_request("", **self.pick("cpu", "memory", "disk", "max_price", "spot"))
-        request = sizes.to_request(found, wanted)
-        if error := self.listing(request, found):
-            if sizes.needs_more_gpus(request):
+        run = sizes.ModelRun(**self.pick(*(field.name for field in fields(sizes.ModelRun))))
+        size = sizes.size(model, run)
+        machine = parse("", **self.pick("cpu", "memory", "disk", "max_price", "spot"))
+        request = sizes.as_request(size, machine)
+        if error := self.list_offers(request, size):
+            if sizes.too_large(request):
                 more = self.tensor_parallel * 2
                 error.hint = f"--tensor-parallel {more} shares it among more GPUs; or fewer bits"
             raise error
 
 
 @dataclass(frozen=True)
-class OfferShow(PaidOptions, WhereOptions):
+class OfferShow(CostOptions, OfferRegionOptions):
     """Show one machine: what it has, what it costs, and where it can be had."""
 
     type: str = option("an EC2 instance type", first=True)
     spot: bool = option("ask for quota and likelihood of spot, not of on demand", False)
 
     def run(self) -> None:
-        from gpukiln.errors import UsageError
         from gpukiln.offers import view
-        from gpukiln.offers.listing import show_offer
+        from gpukiln.offers.listing import shown
 
         if not self.type:
             raise UsageError("no instance type is named", hint="invoke offer.show g6.xlarge, for example")
-        regions = region_names(self.regions)
-        found = show_offer(self.type, regions, _today(), use=self.use(), cloud=self.where(), spot=self.spot)
-        _show(found, view.shown_parts(found), json=self.json)
+        usage, cloud = self.usage(), self.connect()
+        details = shown(self.type, self.region_names, _today(), use=usage, cloud=cloud, spot=self.spot)
+        self.report(details, view.shown_parts(details))
 
 
 @dataclass(frozen=True)
-class OfferCheck(SoftwareOptions, WhereOptions):
+class OfferCheck(SoftwareOptions, OfferRegionOptions):
     """Say whether an image and what is to run on it fit machines, and by which rule; exit 3 where not."""
 
     what: str = option("an AMI or a build (id or `last`), and instance types", first=True, several=True)
 
     def run(self) -> None:
-        from gpukiln.catalog.instance_types import instance_type, instance_types
-        from gpukiln.errors import IncompatibleError, UsageError
         from gpukiln.offers import view
-        from gpukiln.offers.listing import check_machines
+        from gpukiln.offers.listing import checked, require_fits
+        from gpukiln.offers.software import run_spec, split_machines
 
-        named = words(self.what)
-        machines = [word for word in named if word in instance_types()]
-        others = [word for word in named if word not in machines]
-        looks = [word for word in others if "." in word and not word.startswith("ami-")]
-        for word in looks:
-            instance_type(word)  # says which are near
-        if len(others) > 1 or (others and self.image):
-            raise UsageError(f"{', '.join([*others, self.image])}: more than one image", hint="one at a time")
-        if not machines:
-            raise UsageError(
-                "no instance type is named", hint="invoke offer.check ami-0123 g6.xlarge, for example"
-            )
-        if not (others or self.image or self.needs):
-            raise UsageError(
-                "nothing is named that is to run there", hint="an AMI, a build, --image or --needs"
-            )
-        one_region(self.regions)
-        runs = _runs(self.needs, self.image or "".join(others), self.where())
+        machines, image = split_machines(words(self.what), self.image, self.needs)
+        self.only_region  # noqa: B018 - raises where several are named
+        runs = run_spec(self.needs, image, self.connect())
         if runs.choose:
             raise UsageError(
-                "--image auto is chosen among what a region has", hint="`invoke offer.list --image auto`"
+                "--image auto is chosen among the images of a region", hint="`invoke offer.list --image auto`"
             )
-        found = check_machines(machines, runs, _today())
-        _show(found, view.checked_parts(found), json=self.json)
-        if wrong := [one for one in found.machines if not one.fits]:
-            first = next(row for row in wrong[0].findings if row.severity == "error")
-            raise IncompatibleError(f"{wrong[0].instance_type}: {first.message}", hint=first.remedy)
+        check = checked(machines, runs, _today())
+        self.report(check, view.checked_parts(check))
+        require_fits(check)
 
 
 @dataclass(frozen=True)
-class OfferRefresh(WhereOptions):
+class OfferRefresh(OfferRegionOptions):
     """Ask a region for types, zones, prices and quotas, and keep the answers with their day."""
 
-    cloud: str = option("aws (your account) or embedded (this machine)", "embedded", setting="cloud")
+    cloud: str = CLOUD
     diff: bool = option(
         "say what it has that the shipped catalogue has not, as a patch; exit 10 where there is any", False
     )
 
     def run(self) -> int:
-        from gpukiln.errors import UsageError
-        from gpukiln.offers import cache, view
-        from gpukiln.offers.difference import difference
-        from gpukiln.offers.refresh import REFRESH, RefreshDocument, require_complete
-        from gpukiln.offers.refresh import refresh as ask
+        from gpukiln.offers import view
+        from gpukiln.offers.refresh import refresh_document, require_complete
 
-        region, where = one_region(self.regions), self.where()
-        if where is None:
+        region, cloud = self.only_region, self.connect()
+        if cloud is None:
             raise UsageError("--cloud is empty", hint="aws or embedded")
-        asked = ask(where, say)
-        fresh = not any(part.error for part in asked.parts if part.name == "types")
-        types = cache.read(where.name, region).types if self.diff and fresh else None
-        found = RefreshDocument(REFRESH, asked, difference(types, region) if types else None)
-        _show(found, view.refresh_parts(found), json=self.json)
-        require_complete(asked)
-        return 10 if found.difference and found.difference.patch else 0
+        document = refresh_document(cloud, region, say, diff=self.diff)
+        self.report(document, view.refresh_parts(document))
+        require_complete(document.refreshed)
+        return 10 if document.difference and document.difference.patch else 0
 
 
-def _show(found: Any, parts: Iterable[RenderableType], *, json: bool) -> None:
-    """One document, or its parts for people."""
-    if json:
-        print_document(found.schema, dump(found))
-        return
-    console = results()
-    for part in parts:
-        if isinstance(part, str):
-            console.print_text(part)
-        else:
-            console.print(part)
-
-
-def _today() -> Any:
+def _today() -> date:
     from datetime import UTC, datetime
 
     return datetime.now(UTC).date()
-
-
-def region_names(text: str) -> list[str]:
-    from gpukiln.catalog import offerings
-
-    named = words(text) or [HERE]
-    for region in named:
-        if region not in offerings.regions():
-            from gpukiln.catalog.regions import check_region  # botocore's, slow to import
-
-            check_region(region)
-    return list(dict.fromkeys(named))
-
-
-def one_region(text: str) -> str:
-    from gpukiln.errors import UsageError
-
-    named = region_names(text)
-    if len(named) > 1:
-        raise UsageError(f"--regions {text} names {len(named)} regions", hint="one at a time")
-    return named[0]
-
-
-def _runs(needs: str, image: str, cloud: Cloud | None) -> RunSpec:
-    """What is to run on a machine: an image of docker/ is a workload, any other is what it starts from."""
-    from gpukiln.catalog.workloads import cuda_workload, workload
-    from gpukiln.errors import UsageError
-    from gpukiln.offers.fit import subject_of_ami, subject_of_record
-    from gpukiln.offers.listing import RunSpec
-
-    asked = workload(needs) if needs else None
-    if not image:
-        return RunSpec(workload=asked)
-    if image == "auto":
-        return RunSpec(choose=True, workload=asked)
-    from gpukiln.catalog.components import load_components
-    from gpukiln.catalog.containers import container_names
-    from gpukiln.images.builds import Builds
-    from gpukiln.state import state_home
-
-    if image in container_names():
-        if asked:
-            raise UsageError(
-                f"--needs {needs} and --image {image} are both what is to run", hint="one of them"
-            )
-        return RunSpec(workload=cuda_workload(load_components()["cuda"].version or ""))
-    builds = Builds(state_home())
-    if not image.startswith("ami-"):
-        return RunSpec(image=subject_of_record(builds.find(image).read()), workload=asked)
-    for folder in builds.all():
-        record = folder.read()
-        if record.bake and record.bake.image_id == image:
-            return RunSpec(image=subject_of_record(record), workload=asked)
-    if cloud is None:
-        raise UsageError(
-            f"{image} was not built here", hint="--cloud says where to look it up: aws or embedded"
-        )
-    return RunSpec(image=subject_of_ami(cloud, image), workload=asked)

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gpukiln import recipes
-from gpukiln.commands import settings
-from gpukiln.commands.cli import Command, JsonOptions, print_document, results, say
+from gpukiln.cli import settings
+from gpukiln.cli.command import Command, JsonOptions, print_document, results, say
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.options import option
 
@@ -50,13 +50,13 @@ class ProjectConfig(JsonOptions):
     def run(self) -> None:
         from gpukiln.reports.tables import Rows
 
-        found = settings.values()
+        values = settings.values()
         if self.json:
-            print_document("project.config/1", settings=[asdict(one) for one in found])
+            print_document("project.config/1", settings=[asdict(value) for value in values])
             return
         table = Rows("setting", "value", "from", first=3)
-        for one in found:
-            table.add(one.name, one.value or "-", one.source)
+        for value in values:
+            table.add(value.name, value.value or "-", value.source)
         results().print(table)
 
 

@@ -1,17 +1,12 @@
-"""Workspaces: looked at, reached, judged, accounted for."""
+"""Workspaces: listed, shown, reached, verified, accounted for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import JsonOptions, ProfileOptions, print_document, results, words
-from gpukiln.commands.workspace_place import HERE, ExistingOptions, cloud_of, show_parts, tell
+from gpukiln.cli.command import DEFAULT_REGION, JsonOptions, ProfileOptions, results, words
+from gpukiln.commands.workspace_place import ExistingOptions
 from gpukiln.options import option
-from gpukiln.typed import dump
-
-if TYPE_CHECKING:
-    from gpukiln.workspaces.local_state import RegionRecord
 
 
 @dataclass(frozen=True)
@@ -23,73 +18,28 @@ class WorkspaceList(ProfileOptions, JsonOptions):
     cloud: str = option("embedded or aws; default: both, as remembered")
 
     def run(self) -> None:
-        from gpukiln.workspaces import local_state, view
+        from gpukiln.workspaces import local_state, locate, view
 
-        found = local_state.regions()
+        records = local_state.regions()
         failed: list[str] = []
         if self.refresh:
-            pairs = [
-                (self.cloud or one.cloud, one.region)
-                for one in found
-                if self.cloud in ("", one.cloud) and not self.regions
-            ]
-            pairs += [(self.cloud or "embedded", one) for one in words(self.regions)]
-            pairs = pairs or [(self.cloud or "embedded", HERE)]
-            found, failed = _refreshed(list(dict.fromkeys(pairs)), found, self.profile)
-        answer = view.WorkspaceListing(view.LIST, found)
-        if self.json:
-            print_document(answer.schema, dump(answer))
-        else:
-            show_parts(view.listing_parts(answer))
-        _require_all(failed)
-
-
-def _refreshed(
-    pairs: list[tuple[str, str]], remembered: tuple[RegionRecord, ...], profile: str
-) -> tuple[tuple[RegionRecord, ...], list[str]]:
-    """Regions as they answer now, or as they are remembered where they can't be asked.
-
-    Args:
-        pairs: Cloud and region of each.
-
-    Returns:
-        The regions, and a line for each that could not be asked.
-    """
-    from gpukiln.errors import GpukilnError
-    from gpukiln.workspaces import local_state
-
-    found: list[RegionRecord] = []
-    failed: list[str] = []
-    for cloud, region in pairs:
-        try:
-            found.append(local_state.refresh(cloud_of(cloud, region, profile)))
-        except GpukilnError as error:
-            if len(pairs) == 1:
-                raise
-            failed.append(f"{cloud} {region}: {error.message}")
-            found += [one for one in remembered if (one.cloud, one.region) == (cloud, region)]
-    return tuple(found), failed
-
-
-def _require_all(failed: list[str]) -> None:
-    """Raises PartialError where a region could not be asked."""
-    from gpukiln.errors import PartialError
-
-    if failed:
-        raise PartialError(
-            f"{len(failed)} of the regions could not be asked, and are shown as they are remembered",
-            details=tuple(failed),
-            hint="--cloud and --regions say which are asked",
-        )
+            places = locate.places_to_ask(records, self.cloud, words(self.regions), DEFAULT_REGION)
+            records, failed = locate.refreshed(places, records, self.connect_to)
+        listing = view.WorkspaceListing(view.LIST, records)
+        self.report(listing, view.listing_parts(listing))
+        locate.require_all(failed)
 
 
 @dataclass(frozen=True)
 class WorkspaceShow(ExistingOptions, JsonOptions):
-    """Show a workspace as its tags say: what it answers, its machine, its home."""
+    """Show a workspace as its tags say: its outputs, its machine, its home."""
 
     def run(self) -> None:
-        where, found = self.find()
-        tell(where, found, json=self.json)
+        from gpukiln.workspaces.operations import details
+        from gpukiln.workspaces.view import shown_parts
+
+        answer = details(*self.find())
+        self.report(answer, shown_parts(answer))
 
 
 @dataclass(frozen=True)
@@ -104,48 +54,40 @@ class WorkspaceSsh(ExistingOptions):
         import shlex
 
         from gpukiln import programs
-        from gpukiln.workspaces.reach import workspace_ssh
+        from gpukiln.workspaces.reach import reached
 
-        where, found = self.find()
-        typed = workspace_ssh(where, found).command(*self.command, batch=False)
+        cloud, workspace = self.find()
+        ssh = reached(cloud, workspace).command(*self.command, batch=False)
         if self.print:
-            results().print_text(shlex.join(typed))
+            results().show(shlex.join(ssh))
             return 0
-        environment = {key: value for key, value in {**os.environ, **where.environment()}.items() if value}
-        return programs.run_on_terminal(typed, environment=environment)
+        variables = {**os.environ, **cloud.environment()}
+        environment = {name: value for name, value in variables.items() if value}
+        return programs.attached(ssh, environment=environment)
 
 
 @dataclass(frozen=True)
 class WorkspaceStatus(ExistingOptions, JsonOptions):
-    """Say how a workspace is: as its tags say, or --deep as it is. Exit 1: unhealthy."""
+    """Show the state of a workspace by its tags, or --deep by a verification. Exit 1: unhealthy."""
 
     deep: bool = option(
-        "judge the machine and its services with the verification suite, and keep what it says", False
+        "verify the machine and its services with the verification suite, and keep the result", False
     )
 
     def run(self) -> int:
-        from gpukiln.progress import Progress
-        from gpukiln.verify.report import LiveReport, ending
-        from gpukiln.workspaces import lifecycle, reach, view
+        from gpukiln.verify.report import ending
+        from gpukiln.workspaces import lifecycle, operations, view
 
-        where, found = self.find()
-        verdict, folder, words_ = None, "", lifecycle.only_machine(found).health
+        cloud, workspace = self.find()
+        verdict, folder, health = None, "", lifecycle.only(workspace).health
         if self.deep:
-            progress = Progress()
-            with progress.step(f"look at {found.name}"):
-                looked = reach.check_health(where, found, live=LiveReport(progress))
-                if not looked.is_healthy:
-                    progress.fail()
-            verdict, folder, words_ = looked.verdict, str(looked.folder), looked.words
-            where, found = replace(self, cloud=where.name, region=where.region).find()
-        answer = view.status(found, words_, verdict, folder)
-        if self.json:
-            print_document(answer.schema, dump(answer))
-        else:
-            if verdict:
-                results().print(ending(verdict))  # `Live` has shown each check
-            show_parts(view.status_parts(answer))
-        return 0 if answer.good else 1
+            checked = operations.verify(cloud, workspace)
+            verdict, folder, health = checked.verdict, str(checked.folder), checked.words
+            cloud, workspace = replace(self, cloud=cloud.name, region=cloud.region).find()
+        status = view.status(workspace, health, verdict, folder)
+        # Each check was shown while the suite ran.
+        self.report(status, [*([ending(verdict)] if verdict else []), *view.status_parts(status)])
+        return 0 if status.good else 1
 
 
 @dataclass(frozen=True)
@@ -157,12 +99,10 @@ class WorkspaceEnv(ExistingOptions, JsonOptions):
 
         from gpukiln.workspaces.lifecycle import environment
 
-        _, found = self.find()
-        variables = environment(found)
-        if self.json:
-            print_document("workspace.env/1", variables=variables)
-        for key, value in variables.items() if not self.json else ():
-            results().print_text(f"export {key}={shlex.quote(value)}")
+        _, workspace = self.find()
+        variables = environment(workspace)
+        lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+        self.report(None, lines, schema="workspace.env/1", variables=variables)
 
 
 @dataclass(frozen=True)
@@ -174,16 +114,14 @@ class WorkspaceUsageCommand(ProfileOptions, JsonOptions):
     refresh: bool = option("ask the regions first how long their machines have run", False)
 
     def run(self) -> None:
-        from gpukiln.workspaces import local_state
-        from gpukiln.workspaces import usage as used
+        from gpukiln.workspaces import local_state, locate, usage
 
-        found: tuple[RegionRecord, ...] = local_state.regions()
+        records = local_state.regions()
         failed: list[str] = []
         if self.refresh:
-            found, failed = _refreshed([(one.cloud, one.region) for one in found], found, self.profile)
-        answer = used.usage([span for one in found for span in one.spans], since=self.since, owner=self.owner)
-        if self.json:
-            print_document(answer.schema, dump(answer))
-        else:
-            show_parts(used.usage_parts(answer))
-        _require_all(failed)
+            places = [(record.cloud, record.region) for record in records]
+            records, failed = locate.refreshed(places, records, self.connect_to)
+        intervals = [interval for record in records for interval in record.spans]
+        result = usage.usage(intervals, since=self.since, owner=self.owner)
+        self.report(result, usage.usage_parts(result))
+        locate.require_all(failed)

@@ -10,6 +10,7 @@ from gpukiln.docker.plan import ContainerPlan
 from gpukiln.docker.push import PushedImage
 from gpukiln.errors import UsageError
 from gpukiln.records import SCHEMA, RecordFolder, RecordFolders
+from gpukiln.state import state_home
 from gpukiln.verify.verdict import Verdict
 
 
@@ -58,12 +59,12 @@ class ContainerBuilds(RecordFolders[ContainerBuild]):
     """Every build of a container image on this machine.
 
     Args:
-        home: The state folder.
+        home: The state folder; None: that of this user.
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path | None = None) -> None:
         # Apart from machine images: both have records, of other forms.
-        self.home = home / "docker"
+        self.home = (home or state_home()) / "docker"
         super().__init__(self.home / "builds", ContainerBuild)
 
     def of(self, image: str) -> list[ContainerBuild]:

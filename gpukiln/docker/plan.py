@@ -14,8 +14,8 @@ from gpukiln.catalog.components import Component, apply_overrides, load_componen
 from gpukiln.catalog.containers import ContainerBase, ContainerImage, load_container
 from gpukiln.catalog.load import ROOT
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
+from gpukiln.images.commit import git_commit
 from gpukiln.images.digest import TEXT_FIELDS, canonical, digest, hash_file
-from gpukiln.images.plan import git_commit
 from gpukiln.sources.apt import candidate_versions, upstream_version
 from gpukiln.sources.decisions import http_unreachable
 from gpukiln.sources.mirror import mirror_options, mirror_sources

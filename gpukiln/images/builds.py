@@ -10,6 +10,7 @@ from gpukiln.images.cost import Cost
 from gpukiln.images.modules import ModuleUse
 from gpukiln.images.plan import ImagePlan
 from gpukiln.records import SCHEMA, RecordFolder, RecordFolders
+from gpukiln.state import state_home
 from gpukiln.verify.verdict import Verdict
 
 # baked: the image exists and is not verified; aborted: the process was killed
@@ -133,11 +134,11 @@ class Builds(RecordFolders[Build]):
     """Every build of this machine.
 
     Args:
-        home: The state folder.
+        home: The state folder; None: that of this user.
     """
 
-    def __init__(self, home: Path) -> None:
-        super().__init__(home / "builds", Build)
+    def __init__(self, home: Path | None = None) -> None:
+        super().__init__((home or state_home()) / "builds", Build)
 
     def find(self, name: str) -> Build:
         """A build by its id, by its AMI's id, or `last`.
@@ -153,12 +154,10 @@ class Builds(RecordFolders[Build]):
             if name in ("last", build.id):
                 build.read()  # a damaged `last` is an error: the build before it is another image
                 return build
-        builds = self.all()
         # Only now are all records read, which takes a while with many builds.
-        if re.fullmatch(r"ami-[0-9a-f]+", name):
-            for build in builds:
-                if (bake := build.read().bake) and bake.image_id == name:
-                    return build
+        if re.fullmatch(r"ami-[0-9a-f]+", name) and (found := self.of_image(name)):
+            return found
+        builds = self.all()
         known = tuple(build.id for build in builds[:5])
         raise UsageError(
             f"there is no build {name!r}" if builds else "nothing was built on this machine yet",
@@ -167,6 +166,13 @@ class Builds(RecordFolders[Build]):
             else "`invoke ami.build --region us-west-2` makes the first",
             details=known,
         )
+
+    def of_image(self, image_id: str) -> Build | None:
+        """The build that made an AMI; None: none of this machine did."""
+        for build in self.all():
+            if (bake := build.read().bake) and bake.image_id == image_id:
+                return build
+        return None
 
     def last_durations(self, plan: ImagePlan, stage: StageUse | None = None) -> dict[str, float]:
         """Seconds of each step in the last finished build of the same image on the same cloud.

@@ -24,6 +24,7 @@ from gpukiln.instances.orphans import (
     Orphan,
     builds_with_orphans,
     find_orphans,
+    remove_leftovers,
     remove_unrecorded,
     sweep,
     unrecorded_images,
@@ -218,6 +219,20 @@ def find_local_orphans(cloud: Cloud, builds: Builds) -> list[Orphan]:
         if ended(build_id):
             orphans.append(_local_orphan(build_id, "private key", str(file), "its build has ended"))
     return orphans
+
+
+def remove_leftovers_here(
+    cloud: Cloud, builds: Builds, leftovers: list[Leftover], say: Callable[[str], None]
+) -> list[Leftover]:
+    """Remove leftovers, those of killed builds of this machine with all that these left.
+
+    Returns:
+        What was removed.
+    """
+    removed_ids = clean_up_after_killed(cloud, builds, say)
+    rest = [leftover for leftover in leftovers if leftover.id not in removed_ids]
+    removed = [leftover for leftover in leftovers if leftover.id in removed_ids]
+    return removed + remove_leftovers(cloud, rest, say)
 
 
 def _local_orphan(build_id: str, kind: str, id: str, reason: str) -> Orphan:

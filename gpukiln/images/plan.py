@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gpukiln import programs, recipes
 from gpukiln.catalog import compat
 from gpukiln.catalog.bases import NO_KUBERNETES
 from gpukiln.catalog.bases import base as find_base
@@ -23,9 +22,10 @@ from gpukiln.catalog.instance_types import gpus_of
 from gpukiln.catalog.load import ROOT
 from gpukiln.catalog.regions import check_region
 from gpukiln.clouds.base import Cloud
-from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.errors import UsageError
 from gpukiln.findings import Finding
 from gpukiln.images.bases import ResolvedBase, resolve_base
+from gpukiln.images.commit import git_commit
 from gpukiln.images.digest import digest, image_inputs
 from gpukiln.images.fit import check_types, refuse
 from gpukiln.sources.decisions import Decision, Probes, decide_sources, with_resolved_driver
@@ -287,25 +287,3 @@ def check_components(
     if toolkit := components["nvidia_container_toolkit"].version:
         findings += compat.check_container_toolkit(toolkit)
     return findings
-
-
-def git_commit(root: Path) -> str | None:
-    """The commit of a checkout; an installed gpukiln has none, whatever repository it is in.
-
-    Returns:
-        The commit, with -dirty when files differ from it; None where there is none.
-    """
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = programs.run(["git", "-C", str(root), *arguments], limit_s=programs.QUICK_S)
-        # Without git, or with a git that hangs, the plan has no commit.
-        except (OSError, UnavailableError):
-            return None
-        return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else None
-
-    if not recipes.is_checkout():
-        return None
-    commit = git("rev-parse", "--verify", "-q", "HEAD")
-    # Untracked files count too: a new role's files are untracked at first.
-    return f"{commit}-dirty" if commit and git("status", "--porcelain") else commit

@@ -1,4 +1,7 @@
-"""Shows a plan to a person."""
+"""Plans and base images for people."""
+
+from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -64,3 +67,21 @@ def _version(decision: Decision) -> str:
         # A left out component's version in brackets: it is not in the image.
         return f"({decision.version})" if decision.version else "-"
     return decision.package_version or decision.version or "at build time"
+
+
+def bases_table(rows: Sequence[dict[str, Any]]) -> Rows:
+    """One row for each base image.
+
+    Args:
+        rows: As `catalog.driver_bases.base_rows` returns them.
+    """
+    table = Rows("base", "driver", "Kubernetes", "default on", "", first=1, folds=True)
+    for row in rows:
+        table.add(
+            row["base"],
+            row["driver"] + (", or --set nvidia_driver.branch" if row["any_branch"] else ""),
+            " to ".join(row["kubernetes"] or ()),
+            ", ".join(row["default_on"]),
+            "; ".join([row["title"], *([f"driver: {row['why']}"] if row["why"] else [])]),
+        )
+    return table

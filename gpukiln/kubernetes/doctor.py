@@ -75,6 +75,19 @@ class Diagnosis:
     schema: str = SCHEMA
 
 
+def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    """A diagnosis for people."""
+    for finding in diagnosis.findings:
+        yield f"{finding.severity}: {finding.object}: {finding.id}"
+        yield f"  seen   {finding.message}"
+        yield f"  cause  {finding.evidence['cause']}"
+        yield f"  fix    {finding.remedy}\n"
+    yield f"looked at {', '.join(diagnosis.looked_at)}"
+    errors = sum(finding.severity == "error" for finding in diagnosis.findings)
+    counts = f"{errors} errors, {len(diagnosis.findings) - errors} warnings"
+    yield counts if diagnosis.findings else "no problem was found"
+
+
 @dataclass(frozen=True)
 class ClusterState:
     """The state of the cluster, read once."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from gpukiln import programs
-from gpukiln.errors import GpukilnError, UnavailableError, UsageError
+from gpukiln.errors import GpukilnError, PartialError, UnavailableError, UsageError
 from gpukiln.gpus.cli import failure
 from gpukiln.gpus.model import plain
 from gpukiln.gpus.verb import Verb
@@ -65,6 +65,22 @@ def ask_all(
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def error_lines(failed: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Machines without an answer, for people."""
+    for row in failed:
+        named = row["message"].startswith(row["node"])
+        yield f"error: {'' if named else row['node'] + ': '}{row['message']}"
+        yield from (f"  {line}" for line in row["details"])
+        if row["hint"]:
+            yield f"next: {row['hint']}"
+
+
+def exit_code(answers: Iterable[Said]) -> int:
+    """That of all machines, or that of a partial success where they differ."""
+    codes = {answer.exit_code for answer in answers}
+    return codes.pop() if len(codes) == 1 else PartialError.exit_code
 
 
 def _ask_target(target: Target, verb: Verb, argv: Sequence[str], sudo: bool) -> GpuAnswer:

@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,11 +15,12 @@ from typing import Any
 from filelock import FileLock
 
 from gpukiln import locks
-from gpukiln.errors import BusyError, UsageError
+from gpukiln.errors import BusyError, PartialError, UsageError
 from gpukiln.files import write_atomic
 from gpukiln.nodes.playbook import PlaybookRequest
 from gpukiln.nodes.results import RunResult
 from gpukiln.parsing import parse_json
+from gpukiln.state import state_home
 from gpukiln.typed import dump
 
 PURPOSES = ("apply", "drift", "verify", "doctor", "test", "cluster")
@@ -183,15 +184,31 @@ def remove_run(run: OldRun) -> OldRun:
     return replace(run, action="removed")
 
 
+def removal_notice(runs: Sequence[OldRun]) -> str:
+    """What --yes would remove."""
+    removable = sum(run.action == "remove" for run in runs)
+    effect = f"--yes removes these {removable} of {len(runs)}" if removable else "all of them stay"
+    return f"nothing was removed: {effect}"
+
+
+def require_removed(runs: Sequence[OldRun]) -> None:
+    """Raises PartialError where a run could not be removed."""
+    if failed := [run for run in runs if run.action == "failed"]:
+        raise PartialError(
+            f"{len(failed)} of {len(runs)} runs could not be removed",
+            details=tuple(f"{run.folder}: {run.reason}" for run in failed),
+        )
+
+
 class RunStore:
     """Every run that was made from this machine.
 
     Args:
-        home: The state folder.
+        home: The state folder; None: that of this user.
     """
 
-    def __init__(self, home: Path) -> None:
-        self.folder = home / "nodes"
+    def __init__(self, home: Path | None = None) -> None:
+        self.folder = (home or state_home()) / "nodes"
 
     def create(self, purpose: str) -> NodeRun:
         """Make the folder of a new run, readable by its owner only.

@@ -5,7 +5,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from gpukiln.catalog.load import ROOT, read_yaml
 from gpukiln.errors import UnavailableError
 from gpukiln.files import open_private
 from gpukiln.findings import FinalOutcome
+from gpukiln.progress import Progress
 from gpukiln.redact import LogRedactor
 from gpukiln.typed import unknown
 
@@ -145,6 +146,17 @@ def run_scenario(scenario: Scenario, log: Path, say: Callable[[str], None]) -> S
     else:
         outcome.failure = _failure(log.read_text(encoding="utf-8").splitlines())
     return outcome
+
+
+def run_scenarios(scenarios: Sequence[Scenario], folder: Path, progress: Progress) -> list[ScenarioResult]:
+    """Run scenarios one after the other; each has a log of its name in the folder."""
+    results = []
+    for scenario in scenarios:
+        with progress.step(scenario.name):
+            results.append(run_scenario(scenario, folder / f"{scenario.name}.log", progress.say))
+            if results[-1].state == "failed":
+                progress.fail()
+    return results
 
 
 def _molecule(command: str, scenario: Scenario, each: Callable[[str], None]) -> int:

@@ -6,14 +6,82 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gpukiln.errors import GpukilnError, UnavailableError
+from gpukiln.errors import CheckFailedError, GpukilnError, PartialError, UnavailableError, UsageError
+from gpukiln.nodes.runs import RunStore
 from gpukiln.parsing import parse_json
+from gpukiln.progress import Progress
+from gpukiln.verify.html import write_html
 from gpukiln.verify.report import LiveReport, state
 from gpukiln.verify.suite import MAX_SECONDS, run_suite
 from gpukiln.verify.target import Target
+from gpukiln.verify.verdict import Verdict
 from gpukiln.verify.verification import Verification
 
+LEAST_SECONDS = 10  # a suite needs some to start, and a machine to answer
 MIN_HOST_S = 5.0  # of time left, for beginning with a host
+
+
+def examine(
+    purpose: str,
+    find_targets: Callable[[], Sequence[Target]],
+    *,
+    profile: str,
+    expect_gpus: int,
+    simulated: bool,
+    forks: int,
+    max_seconds: int,
+    layers: Sequence[str] = (),
+    require: Sequence[str] = (),
+) -> tuple[list[Verification], Path]:
+    """Verify hosts as `verify_hosts` does, show the progress, and write one page with all reports.
+
+    Args:
+        purpose: verify or doctor.
+        find_targets: Finds the hosts; an inventory may take part of `max_seconds`.
+        expect_gpus: Less than 0: the profile's number.
+
+    Returns:
+        One a host, and the page.
+
+    Raises:
+        UsageError: A number, a layer or the profile is wrong.
+    """
+    until = time.monotonic() + max_seconds
+    if forks < 1:
+        raise UsageError(f"--forks is {forks}, wanted 1 or more")
+    if max_seconds < LEAST_SECONDS:
+        raise UsageError(f"--max-seconds is {max_seconds}, wanted {LEAST_SECONDS} or more")
+    targets = find_targets()
+    run, progress = RunStore().create(purpose), Progress()
+    with progress.step(f"verify {len(targets)} host{'s' if len(targets) > 1 else ''}"):
+        verifications = verify_hosts(
+            targets,
+            run.folder,
+            profile=profile,
+            layers=layers,
+            require=require,
+            expect_gpus=None if expect_gpus < 0 else expect_gpus,
+            simulated=simulated,
+            forks=forks,
+            max_seconds=until - time.monotonic(),
+            on_host=lambda host, state: progress.say(f"{host}: {state}"),
+            live=Live(progress) if len(targets) == 1 and purpose == "verify" else None,
+        )
+        if not all(result.verdict and result.verdict.passed for result in verifications):
+            progress.fail()
+    page = run.folder / "report.html"
+    write_html(verifications, page)
+    return verifications, page
+
+
+def exit_code(verdicts: Sequence[Verdict | None]) -> int:
+    """The exit code of some verifications; None: a host could not be verified."""
+    if any(verdict and verdict.failures for verdict in verdicts):
+        return CheckFailedError.exit_code
+    if all(verdict and verdict.passed for verdict in verdicts):
+        return 0
+    # No check failed, but a host could not be verified, or the time was up before all checks had run.
+    return PartialError.exit_code if any(verdicts) else UnavailableError.exit_code
 
 
 def verify_hosts(

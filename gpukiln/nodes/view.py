@@ -1,6 +1,7 @@
 """Shows what a run did: one row a host or a scenario, and the tasks that took longest."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -102,6 +103,17 @@ def render_verified(verified: Sequence[Verification]) -> RenderableType:
             else Text(verification.reason, style="bold red")
         )
     return Group(*parts)
+
+
+def verification_rows(verifications: Iterable[Verification]) -> list[dict[str, Any]]:
+    """Each host as a document has it."""
+    return [
+        {
+            "host": result.target,
+            **{name: getattr(result, name) for name in ("reason", "diagnosis", "verdict")},
+        }
+        for result in verifications
+    ]
 
 
 def render_runs(runs: Sequence[OldRun]) -> RenderableType:

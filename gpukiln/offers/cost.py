@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from datetime import date
 from decimal import ROUND_HALF_UP, Decimal
 
-from gpukiln.errors import RefusedError
+from gpukiln.errors import RefusedError, UsageError
 from gpukiln.offers import prices
 from gpukiln.offers.model import Figure, Offer
+from gpukiln.units import Memory
 
 HOURS_PER_MONTH = 730
 """Hours of a month, as AWS's own calculator counts them: 365 * 24 / 12."""
@@ -36,6 +37,23 @@ class MachineUsage:
     hours: int = HOURS_PER_MONTH
     volume_gb: int = 0
     address: bool = True
+
+    @classmethod
+    def parse(cls, hours: int, volume: str, *, address: bool) -> MachineUsage:
+        """The usage from options.
+
+        >>> MachineUsage.parse(730, "100GB", address=True)
+        MachineUsage(hours=730, volume_gb=100, address=True)
+        >>> MachineUsage.parse(160, "", address=False).volume_gb
+        0
+
+        Raises:
+            UsageError: A month does not have so many hours, or the volume is no size.
+        """
+        if not 1 <= hours <= HOURS_MOST:
+            raise UsageError(f"--hours {hours}, wanted hours of a month", hint=f"1 to {HOURS_MOST}")
+        gb = Memory.parse(volume, "--volume", zero=True).gb if volume else 0
+        return cls(hours, gb, address)
 
 
 @dataclass(frozen=True)

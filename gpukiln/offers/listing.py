@@ -135,6 +135,14 @@ class FitReport:
     machines: tuple[FitResult, ...]
 
 
+def require_fits(check: Checked) -> None:
+    """Raises IncompatibleError where image and workload do not fit the first machine."""
+    for machine in check.machines:
+        if not machine.fits:
+            error = next(finding for finding in machine.findings if finding.severity == "error")
+            raise IncompatibleError(f"{machine.instance_type}: {error.message}", hint=error.remedy)
+
+
 def show_offer(
     name: str, regions: Sequence[str], today: date, *, use: MachineUsage, cloud: Cloud | None, spot: bool
 ) -> OfferDetails:

@@ -15,7 +15,7 @@ from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, NoCredentialsError, explain_aws_errors
 from gpukiln.errors import GpukilnError, PartialError, UnavailableError
 from gpukiln.offers import cache
-from gpukiln.offers.difference import Difference
+from gpukiln.offers.difference import Difference, difference
 from gpukiln.offers.price_files import PriceFiles
 from gpukiln.parsing import parse_json
 
@@ -158,6 +158,18 @@ def refresh(cloud: Cloud, say: Callable[[str], None], *, now: datetime | None = 
                 region = replace(region, described=answers[name].types)
     stands = cache.update(cloud.name, cloud.region, answers) if answers else before
     return RefreshResult(cloud.name, cloud.region, tuple(_part(name, stands, errors) for name in QUERIES))
+
+
+def refresh_document(cloud: Cloud, region: str, say: Callable[[str], None], *, diff: bool) -> RefreshDocument:
+    """Ask everything, and compare the answers with the shipped catalogue.
+
+    Args:
+        diff: Whether they are compared.
+    """
+    refreshed = refresh(cloud, say)
+    failed = any(query.error for query in refreshed.parts if query.name == "types")
+    types = cache.read(cloud.name, region).types if diff and not failed else None
+    return RefreshDocument(REFRESH, refreshed, difference(types, region) if types else None)
 
 
 def require_complete(refreshed: RefreshResult) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import RenderableType
 from rich.text import Text
 
 from gpukiln.catalog.bases import base as find_base
@@ -27,7 +28,8 @@ from gpukiln.instances.orphans import remove_unrecorded
 from gpukiln.pipeline.verdict_signing import sign_verdict
 from gpukiln.pipeline.verdict_tags import write_verdict_tags
 from gpukiln.progress import Progress
-from gpukiln.verify.report import LiveReport
+from gpukiln.units import Duration
+from gpukiln.verify.report import LiveReport, ending
 from gpukiln.verify.suite import run_suite
 from gpukiln.verify.verdict import Verdict
 
@@ -265,6 +267,18 @@ def verify_image(
         with progress.step("remove the machine"):
             machine.close()
     return verdict, launched
+
+
+def built_parts(build: Build, record: Record) -> Iterator[RenderableType]:
+    """What a build made, for people; nothing where it has no verdict."""
+    if record.verdict and record.bake:
+        yield ending(record.verdict)
+        yield (
+            f"{record.bake.image_id} {record.bake.name}\n"
+            f"built and verified in {Duration(sum(record.durations_s.values())).shown}\n"
+            f"record: {build.record_file}\n"
+            f"report: {build.report_folder(1) / 'report.html'}"
+        )
 
 
 def require_passed(verdict: Verdict, build: str) -> None:

@@ -18,6 +18,7 @@ from gpukiln.files import remove_partial, write_atomic
 from gpukiln.images.pointer import Pointer
 from gpukiln.locks import locked
 from gpukiln.parsing import parse_json
+from gpukiln.state import state_home
 from gpukiln.typed import dump
 
 log = logging.getLogger(__name__)
@@ -114,11 +115,11 @@ class ReleaseLog:
     """The releases and rollbacks of this machine.
 
     Args:
-        home: The state folder.
+        home: The state folder; None: that of this user.
     """
 
-    def __init__(self, home: Path) -> None:
-        self.folder = home / "releases"
+    def __init__(self, home: Path | None = None) -> None:
+        self.folder = (home or state_home()) / "releases"
 
     def write(self, release: Release) -> Path:
         """Write the record of a release; a second run of the same release replaces it.

@@ -68,6 +68,20 @@ class OsvEntry:
     database_specific: dict[str, Any] | None = field(default=None)
 
 
+def load_named(text: str) -> list[OsvEntry] | None:
+    """The entries of the files that `--vulnerabilities` names; None: it names none.
+
+    Raises:
+        UsageError: A file can't be read, or the text has no name.
+    """
+    if not text:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise UsageError(f"--vulnerabilities {text!r} names no file", hint="leave it out, or name one")
+    return load_osv(Path(name) for name in names)
+
+
 def load_osv(paths: Iterable[Path]) -> list[OsvEntry]:
     """Read OSV entries; withdrawn ones are left out.
 

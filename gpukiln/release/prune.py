@@ -93,6 +93,11 @@ class PruneResult:
     orphaned_snapshots: dict[str, str] = field(default_factory=dict)
     error: GpukilnError | None = None
 
+    @property
+    def actions(self) -> list[str]:
+        """Of each image, and of each snapshot of an earlier run."""
+        return [*(item.action for item in self.items), *self.leftovers.values()]
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         return {

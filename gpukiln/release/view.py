@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
+from rich.console import RenderableType
 from rich.text import Text
 
 from gpukiln.release.log import Release
@@ -23,6 +24,34 @@ COLOURS = {
 
 def _coloured(state: str) -> Text:
     return Text(state, style=COLOURS.get(state, ""))
+
+
+def release_parts(release: Release) -> Iterator[RenderableType]:
+    """A release or rollback, with its regions."""
+    preposition = "to" if release.action == "rollback" else "of"
+    yield f"{release.pointer.path}: {release.action} {preposition} {release.build}"
+    yield release_table(release)
+    if release.not_run:
+        yield f"checks not run: {release.not_run}"
+    for check, reason in release.excused.items():
+        yield Text.assemble(("not proven", "yellow"), f" {check}: {reason}")
+    if release.state == "planned":
+        yield "dry run: nothing was changed"
+
+
+def trust_notes(rows: Sequence[ChannelRow]) -> Iterator[str]:
+    """By what the images of channels are trusted, a line for each way."""
+    for trust in dict.fromkeys(row.trust for row in rows if row.trust):
+        channels = dict.fromkeys(row.pointer.channel for row in rows if row.trust == trust)
+        yield f"note: {', '.join(channels)}: {trust}"
+
+
+def prune_notice(regions: Sequence[RegionPrune]) -> str:
+    """What --yes would remove; empty where no region could be looked at."""
+    if all(region.error for region in regions):
+        return ""
+    removable = any("remove" in region.actions for region in regions)
+    return f"nothing was removed: {'--yes removes what says `remove`' if removable else 'nothing is to be'}"
 
 
 def release_table(release: Release) -> Rows:

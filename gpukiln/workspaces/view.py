@@ -175,6 +175,11 @@ def _priced_offer(offer: Offer, costs: Month) -> PricedOffer:
     )
 
 
+def preview_of(cloud: Cloud, ahead: WorkspacePlan | ExistingWorkspace, today: date) -> Preview:
+    """What `workspace.up` would start: nothing where the workspace has a machine already."""
+    return running(cloud, ahead) if isinstance(ahead, ExistingWorkspace) else preview(cloud, ahead, today)
+
+
 def running_preview(cloud: Cloud, existing: ExistingWorkspace) -> WorkspacePreview:
     """What is there already, so that nothing is started."""
     # A preview has the same document, whether a machine would be started or runs already.

@@ -7,8 +7,8 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-from gpukiln.commands import schemas
-from gpukiln.commands.forms import DIALECT
+from gpukiln.cli import schemas
+from gpukiln.cli.json_schema import DIALECT
 
 # A document is of the command that its name begins with; these are printed by others, too.
 ALSO = {
@@ -22,8 +22,8 @@ ALSO = {
 @cache
 def validator(name: str) -> Draft202012Validator:
     """Of the document whose `schema` says the name."""
-    found, forms = schemas.forms_of(name.partition(".")[0])
-    schema = {"$schema": DIALECT, **found[name], "$defs": forms.used_by([found[name]])}
+    found, builder = schemas.schemas_of(name.partition(".")[0])
+    schema = {"$schema": DIALECT, **found[name], "$defs": builder.used_by([found[name]])}
     return Draft202012Validator(schema)
 
 
@@ -38,8 +38,8 @@ def check(document: Any) -> None:
     assert "schema" in document, f"a document says its schema, this has {', '.join(document)}"
     name = document["schema"]
     assert isinstance(name, str), f"its schema is a name, such as ami.list/1, and no {name!r}"
-    known, _ = schemas.forms_of(name.partition(".")[0])
-    assert name in known, f"{name} is not in gpukiln.commands.schemas"
+    known, _ = schemas.schemas_of(name.partition(".")[0])
+    assert name in known, f"{name} is not in gpukiln.cli.schemas"
     if error := best_match(validator(name).iter_errors(document)):
         where = "".join(f"[{part!r}]" for part in error.absolute_path)
         raise AssertionError(f"{name}{where}: {error.message:.400}")

@@ -8,8 +8,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from gpukiln.attest.signing import signer_of
 from gpukiln.attest.statements import ROOT
+from gpukiln.cli.main import command
 from gpukiln.clouds import select
-from gpukiln.commands.main import command
 from gpukiln.images import channels
 from gpukiln.images.subject import subject_from_tags
 from gpukiln.instances.tags import tags_of

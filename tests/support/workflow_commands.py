@@ -6,9 +6,9 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+from gpukiln.cli.main import INVOKE, command
+from gpukiln.cli.main import main as type_command
 from gpukiln.clouds.embedded.layout import Layout
-from gpukiln.commands.main import INVOKE, command
-from gpukiln.commands.main import main as type_command
 from gpukiln.errors import BusyError
 from gpukiln.instances.launch import LaunchedMachine
 from gpukiln.options import options_of, read

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpukiln.cli import command as commands
 from gpukiln.clouds.embedded import scarcity
 from gpukiln.clouds.embedded.gpus import settings
 from gpukiln.clouds.embedded.gpus.state import State
 from gpukiln.clouds.embedded.layout import Layout
-from gpukiln.commands import cli as commands
 from gpukiln.gpus import cli
 from gpukiln.images.builds import Builds, Record
 from gpukiln.images.plan import ImagePlan

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from gpukiln.catalog.load import ROOT
-from gpukiln.commands.main import command
+from gpukiln.cli.main import command
 from gpukiln.options import options_of
 
 K8S, AMI = (
@@ -30,7 +30,7 @@ if "TEST_RESULT" in os.environ:
         json.dump(sys.argv[1:], asked)
     print(os.environ["TEST_RESULT"])
     sys.exit(os.environ.get("TEST_ERROR"))
-from gpukiln.commands.main import main
+from gpukiln.cli.main import main
 sys.exit(main())
 """
 GOOD = """\

@@ -101,7 +101,7 @@ def judge(proven, monkeypatch, capsys):
         )
         cloud.in_region = lambda _: cloud
         monkeypatch.setattr(select, "make_cloud", lambda *_, **__: cloud)
-        monkeypatch.setattr(ami, "_plan", lambda *_, **__: proven.find("last").read().plan)
+        monkeypatch.setattr(ami.BuildOptions, "plan", lambda *_: (proven.find("last").read().plan, None))
         code = code_of(command, **(options or {"build": "last"}))
         shown = capsys.readouterr()
         run.out = shown.out
@@ -254,7 +254,7 @@ def test_an_image_that_another_suite_judged_is_judged_again_and_not_baked(judge)
 
     code, shown, build = judge(GOOD, suite_version=suite_digest(), command=ami.AmiBuild, json=True, **region)
     assert code == 0
-    assert "it is judged again" in shown
+    assert "it is verified again" in shown
     assert json.loads(judge.out)["built"] is False
     assert [one.suite_version for one in build.read().verdicts[1:]] == ["a" * 64, suite_digest()]
     code, _, build = judge(command=ami.AmiBuild, **region)  # and now there is nothing to do
@@ -299,7 +299,7 @@ def test_a_rehearsal_on_simulated_gpus_is_kept_and_proves_nothing(judge):
 @pytest.mark.parametrize(
     ("options", "cloud", "said"),
     [
-        ({"for_": "candidate"}, "embedded", "proves nothing, and channel candidate asks for proof"),
+        ({"for_": "candidate"}, "embedded", "is a rehearsal, and channel candidate requires a verdict"),
         ({}, "aws", "the cloud aws has no simulated GPUs"),
     ],
 )

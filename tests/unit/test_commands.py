@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpukiln.commands import docker
-from gpukiln.docker import build, engines
+from gpukiln.docker import build, engines, verify
 from gpukiln.docker.builds import ContainerBuild
 from gpukiln.errors import BusyError
 from gpukiln.release.log import ReleaseLog
@@ -111,7 +111,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ContainerBuild:
     made = a_build(tmp_path / "docker" / "builds" / BUILD, verdict=None)
     made.write(replace(made.read(), state="built"))
     monkeypatch.setattr(engines, "find_engine", lambda _wanted: None)
-    monkeypatch.setattr(docker, "_plan", lambda *_, **__: a_plan())
+    monkeypatch.setattr(docker.ContainerOptions, "plan", lambda _: a_plan())
     monkeypatch.setattr(build, "find_existing_build", lambda *_: made)
     return made
 
@@ -122,11 +122,11 @@ def test_a_second_build_judges_what_the_first_has_not(
     verdicts = [a_verdict(passed=False), a_verdict()]
     judged = []
 
-    def judge(name: str, _progress: object, **_: bool) -> tuple[Any, Any]:
-        judged.append(name)
+    def judge(build: ContainerBuild, _progress: object) -> tuple[Any, Any]:
+        judged.append(build.id)
         return there.read(), verdicts[len(judged) - 1]
 
-    monkeypatch.setattr(docker, "_judge", judge)
+    monkeypatch.setattr(verify, "verify_container", judge)
     code, out, err = typed("docker.build", "runner-gpu", "--dry-run", "--json")
     assert (code, json.loads(out)["built"], judged) == (0, False, [])
     assert "nothing to build" in err

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from gpukiln.commands.consent import require_consent
-from gpukiln.commands.main import command, names
+from gpukiln.cli.consent import require_consent
+from gpukiln.cli.main import command, names
 from gpukiln.errors import RefusedError
 from gpukiln.options import options_of
 

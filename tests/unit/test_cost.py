@@ -99,7 +99,7 @@ def test_show_says_what_a_build_cost(on_aws, tmp_path, monkeypatch, capsys):
     build = builds.create("eks-gpu")
     machine = LaunchedMachine("i-1", "g4dn.xlarge", "us-east-1a", False)
     build.write(Record(build.id, "failed", on_aws, cost=measured_cost(on_aws, STEPS, machine), error="no"))
-    monkeypatch.setattr(ami, "_builds", lambda: builds)
+    monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
     ami.AmiShow(build="last").run()
     shown = capsys.readouterr().out
     assert "cost: 0.15 USD, machine time measured" in shown

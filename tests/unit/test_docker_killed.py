@@ -27,7 +27,7 @@ def die(builds, name, image="runner-gpu"):
 
 def test_a_killed_build_is_not_called_running(builds, monkeypatch, capsys):
     die(builds, "20260101-000000-runner-gpu-0000")
-    monkeypatch.setattr(docker, "_builds", lambda: builds)
+    monkeypatch.setenv("GPUKILN_HOME", str(builds.home.parent))
     docker.DockerList().run()
     assert "killed" in capsys.readouterr().out
     with building._build_alone(builds.home):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from gpukiln.cli.main import command
 from gpukiln.clouds import select
-from gpukiln.commands.main import command
 from tests.support.exit_codes import code_of
 from tests.support.exports import BIOS_TABLE, boot_disk, image_with_disk
 from tests.support.release_cloud import HOME, Cloud, images
@@ -32,9 +32,9 @@ def test_a_disk_leaves_and_comes_back(typed, tmp_path):
     where = {"output": str(output), "region": HOME}
     code, out, err = typed("export", image_id, dry_run=True, **where)
     assert (code, list(tmp_path.glob("*.qcow2*"))) == (0, [])
-    assert "proven" in out
+    assert "verified" in out
     assert "dry run: nothing was written" in err
-    assert out.count("will not be there: ") == 1  # one reason, one line
+    assert out.count("will be missing: ") == 1  # one reason, one line
     planned = json.loads(typed("export", image_id, dry_run=True, json=True, **where)[1])
     assert (planned["image_id"], planned["to"], planned["verified"]) == (image_id, "qcow2", True)
 
@@ -45,7 +45,7 @@ def test_a_disk_leaves_and_comes_back(typed, tmp_path):
     code, out, err = typed("export", image_id, **where)
     assert (code, "error: " in err, "--force" in err) == (6, True, True)
     code, out, _ = typed("export", image_id, force=True, **where)
-    assert (code, "beside it: a.qcow2.sha256" in out) == (0, True)
+    assert (code, "with it: a.qcow2.sha256" in out) == (0, True)
 
     code, out, err = typed("import", str(output), region=HOME, dry_run=True)
     assert (code, len(images(HOME))) == (0, 1)
@@ -54,7 +54,18 @@ def test_a_disk_leaves_and_comes_back(typed, tmp_path):
     assert (code, document["found"], document["boot_mode"]) == (0, False, "legacy-bios")
     assert f"invoke ami.verify {document['image_id']} --region {HOME} --cloud embedded" in err
     code, out, _ = typed("import", str(output), region=HOME)
-    assert (code, out.startswith(f"{document['image_id']} "), "(was there)" in out) == (0, True, True)
+    assert (code, out.startswith(f"{document['image_id']} "), "(exists already)" in out) == (0, True, True)
+
+
+def test_a_relative_path_is_of_the_folder_where_it_is_typed(typed, tmp_path, monkeypatch):
+    image_id, disk = image_with_disk(mib=64)
+    boot_disk(disk, BIOS_TABLE)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert typed("export", image_id, output="here.qcow2", region=HOME)[0] == 0
+    assert "here.qcow2" in {file.name for file in folder.iterdir()}
+    assert typed("import", "here.qcow2", region=HOME, dry_run=True)[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from gpukiln.cli import schemas
 from gpukiln.clouds.embedded.gpus import settings
 from gpukiln.clouds.embedded.gpus.state import State
-from gpukiln.commands import schemas
 from gpukiln.errors import UsageError
 from gpukiln.gpus import cli, collect
 from gpukiln.gpus.model import Device, plain

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpukiln.catalog.load import ROOT
-from gpukiln.commands.main import command, names
+from gpukiln.cli.main import command, names
 from gpukiln.errors import UsageError
 from gpukiln.options import options_of, read
 

@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from gpukiln.catalog.load import ROOT, read_yaml
+from gpukiln.cli.command import exit_code_of
 from gpukiln.clouds.embedded.gpus.settings import read_scenario
-from gpukiln.commands.cli import end
 from gpukiln.disks import identify
 from gpukiln.errors import GpukilnError, IncompatibleError, UsageError
 from gpukiln.exports import run
@@ -353,7 +353,7 @@ def test_a_full_disk_is_named_with_the_next_step(
 
     monkeypatch.setattr(os, "fdatasync", full)
     file = tmp_path / "state.json"
-    assert end(write_atomic, file, "x") == 4
+    assert exit_code_of(write_atomic, file, "x") == 4
     said = capsys.readouterr().err
     assert said.startswith(f"error: {file}: No space left on device\nnext: free space there")
 
@@ -361,7 +361,7 @@ def test_a_full_disk_is_named_with_the_next_step(
         with atomic_path(file) as partial:
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), str(partial))
 
-    assert end(copies) == 4
+    assert exit_code_of(copies) == 4
     assert capsys.readouterr().err.startswith(f"error: {file}: Disk quota exceeded\nnext: free space there")
     assert list(tmp_path.iterdir()) == []
 

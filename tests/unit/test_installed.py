@@ -13,8 +13,8 @@ import pytest
 
 from gpukiln import __version__, recipes
 from gpukiln.catalog.load import ROOT
-from gpukiln.commands.cli import EXTRAS
-from gpukiln.commands.main import main
+from gpukiln.cli.command import EXTRAS
+from gpukiln.cli.main import main
 from gpukiln.verify.digest import suite_digest
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -95,11 +95,13 @@ def test_the_wheel_holds_every_recipe_and_nothing_that_is_not_kept(wheel):
     )
     checkout = set(kept.stdout.splitlines())
     found = {name.removeprefix("gpukiln/_recipes/") for name in names if ".dist-info/" not in name}
-    assert found <= checkout | {"gpukiln/recipes.py"}
+    assert found <= checkout | {"gpukiln/recipes.py", "gpukiln/_commit"}
 
 
 def test_what_is_installed_answers_from_an_empty_folder(installed, tmp_path, capsys):
-    assert installed("--version").stdout == f"gpukiln {__version__}\n"
+    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True)[:12]
+    shown = installed("--version").stdout
+    assert shown in {f"gpukiln {__version__}, commit {commit}{end}\n" for end in ("", "-dirty")}
     assert installed("--help").stdout.startswith("Usage: gpukiln NOUN VERB")
     offers = installed("offer", "list", "--gpu", "T4:1", "--json")
     assert json.loads(offers.stdout)["schema"] == "offer.list/1", offers.stderr

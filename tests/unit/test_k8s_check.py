@@ -521,7 +521,7 @@ def test_standard_input(check: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "nothing to judge"),
+        ([], "nothing to check"),
         (["nosuch.yaml"], "nosuch.yaml: no such file or folder"),
         (["a.yml"], "did you mean a.yaml?"),
         (["a.yaml", "--rule", "gpu-whol"], "did you mean gpu-whole"),

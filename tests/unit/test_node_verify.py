@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukiln.commands.node import _exit_code_of_verdicts
+from gpukiln.nodes.verify import exit_code
 from gpukiln.verify.target import inventory_target
 from gpukiln.verify.verdict import CheckResult, Verdict
 from tests.support import documents
@@ -43,7 +43,7 @@ def verdict(outcome: str) -> Verdict:
     ],
 )
 def test_exit_codes(verdicts, code):
-    assert _exit_code_of_verdicts(verdicts) == code
+    assert exit_code(verdicts) == code
 
 
 NO_PYTHON = """\

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gpukiln.commands.node import _exit_code
 from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.nodes.converge import exit_code
 from gpukiln.nodes.playbook import (
     PlaybookRequest,
     list_hosts,
@@ -156,7 +156,7 @@ def test_no_secret_is_in_a_log_or_a_record_and_nobody_else_may_read_them(tmp_pat
 )
 def test_exit_codes(states, code):
     result = RunResult({str(n): HostResult(str(n), state) for n, state in enumerate(states)})
-    assert _exit_code(result) == code
+    assert exit_code(result) == code
 
 
 def test_check_mode_shows_the_difference_and_changes_nothing(request_of, tmp_path):

@@ -18,7 +18,8 @@ from gpukiln.catalog.regions import check_region
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
 from gpukiln.images.bake import ansible_variables, image_tags
 from gpukiln.images.builds import Build
-from gpukiln.images.plan import ImagePlan, git_commit, make_plan
+from gpukiln.images.commit import git_commit
+from gpukiln.images.plan import ImagePlan, make_plan
 from gpukiln.images.plan_view import plan_table
 from gpukiln.sources.decisions import Probes
 from gpukiln.sources.rpm import RpmMetadata

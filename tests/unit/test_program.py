@@ -10,9 +10,10 @@ import pytest
 
 from gpukiln import __version__
 from gpukiln.catalog.load import ROOT
-from gpukiln.commands.cli import results
-from gpukiln.commands.completion import SCRIPTS, complete
-from gpukiln.commands.main import GPUKILN, INVOKE, NOUNS, command, main, names
+from gpukiln.cli.command import print_json, results
+from gpukiln.cli.completion import SCRIPTS, complete
+from gpukiln.cli.main import GPUKILN, INVOKE, NOUNS, command, main, names
+from gpukiln.cli.streams import program
 from gpukiln.commands.offer import OfferList
 from gpukiln.options import options_of
 from tests.support.exit_codes import invoke
@@ -148,7 +149,7 @@ def test_what_may_follow_is_completed(words, found):
 
 def test_bash_completes_by_asking_the_program(tmp_path):
     program = tmp_path / "gpukiln"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpukiln.commands.main "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpukiln.cli.main "$@"\n')
     program.chmod(0o755)
     script = f"""{SCRIPTS["bash"].replace("PROGRAM", "gpukiln")}
         COMP_WORDS=(gpukiln offer s) COMP_CWORD=2; _gpukiln; echo "${{COMPREPLY[@]}}" """
@@ -190,6 +191,14 @@ def test_results_name_commands_as_they_are_typed(capsys, monkeypatch):
     assert capsys.readouterr().out == "`invoke ami.build --x` bakes; invoke --list\n"
 
 
+def test_hints_in_json_name_commands_as_they_are_typed(capsys):
+    for name, shown in ((GPUKILN, "gpukiln ami build --x"), (INVOKE, "invoke ami.build --x")):
+        with program(name):
+            print_json({"schema": "ami.build/1", "hint": "`invoke ami.build --x` builds"})
+        document = json.loads(capsys.readouterr().out)
+        assert document == {"schema": "ami.build/1", "hint": f"`{shown}` builds"}
+
+
 def test_help_is_of_the_program_a_noun_or_a_command(capsys):
     shown = {}
     for line in ("--help", "offer --help", "offer list --help", "--version", "completion fish"):
@@ -202,7 +211,8 @@ def test_help_is_of_the_program_a_noun_or_a_command(capsys):
         "--hours NUMBER                hours a month that it runs (default: 730)"
         in shown["offer list --help"]
     )
-    assert shown["--version"] == f"gpukiln {__version__}\n"
+    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True)[:12]
+    assert shown["--version"] in {f"gpukiln {__version__}, commit {commit}{end}\n" for end in ("", "-dirty")}
     assert shown["completion fish"].startswith("complete -c gpukiln ")
 
 
@@ -214,13 +224,13 @@ def test_region_and_regions_are_one_option():
 
 def test_help_of_the_program_imports_no_command():
     code = (
-        "import sys; from gpukiln.commands.main import main; main(['--help']);"
+        "import sys; from gpukiln.cli.main import main; main(['--help']);"
         "print(sorted(one for one in sys.modules if one.startswith('gpukiln.') and one.count('.') == 1))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == str(
         [
-            "gpukiln.commands",
+            "gpukiln.cli",
             *(f"gpukiln.{one}" for one in ("errors", "files", "options", "programs", "recipes", "units")),
         ]
     )

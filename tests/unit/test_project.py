@@ -8,10 +8,10 @@ import pytest
 from gpukiln import recipes
 from gpukiln.catalog.images import image_names, load_image
 from gpukiln.catalog.load import ROOT
-from gpukiln.commands import settings
-from gpukiln.commands.main import command, main
+from gpukiln.cli import settings
+from gpukiln.cli.main import command, main
 from gpukiln.images import digest
-from gpukiln.images.plan import git_commit
+from gpukiln.images.commit import git_commit
 from gpukiln.options import options_of, read
 
 PROJECT = """\
@@ -30,7 +30,12 @@ branch = 580
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A folder below one with gpukiln.toml; no variable is set."""
-    for name in (*(f"GPUKILN_{one.upper()}" for one in settings.SETTINGS), "AWS_REGION", "AWS_PROFILE"):
+    for name in (
+        *(f"GPUKILN_{one.upper()}" for one in settings.SETTINGS),
+        "AWS_REGION",
+        "AWS_PROFILE",
+        "AWS_DEFAULT_REGION",
+    ):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "gpukiln.toml").write_text(PROJECT)
     below = tmp_path / "below"
@@ -98,6 +103,34 @@ def test_aws_names_the_region_where_nobody_else_does(project, monkeypatch, tmp_p
     monkeypatch.setenv("AWS_REGION", "us-east-2")
     assert typed("ami.plan", "--profile", "team")["region"] == "us-east-2"
     assert "region" not in typed("ami.plan", "--cloud", "embedded")
+
+
+@pytest.mark.usefixtures("project")
+def test_offers_are_of_the_region_of_awss_own_settings(project, monkeypatch, tmp_path, capsys):
+    project.write_text("")
+    config = tmp_path / "config"
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    for name in ("offer.list", "k8s.nodes"):
+        assert not {"region", "regions"} & set(typed(name))
+    config.write_text("[default]\nregion = ap-south-1\n[profile team]\nregion = sa-east-1\n")
+    assert typed("offer.list")["regions"] == "ap-south-1"
+    for variable, value, source, region in (
+        ("AWS_PROFILE", "team", "AWS profile team", "sa-east-1"),
+        ("AWS_DEFAULT_REGION", "eu-west-3", "$AWS_DEFAULT_REGION", "eu-west-3"),
+        ("AWS_REGION", "us-east-2", "$AWS_REGION", "us-east-2"),
+    ):
+        monkeypatch.setenv(variable, value)
+        assert typed("offer.list")["regions"] == typed("k8s.nodes")["region"] == region
+        assert "region" not in typed("cloud.sweep")  # of the embedded cloud
+        assert typed("cloud.sweep", "--cloud", "aws")["region"] == region
+        capsys.readouterr()
+        assert main(["config", "--json"]) == 0
+        settings_shown = json.loads(capsys.readouterr().out)["settings"]
+        [row] = [row for row in settings_shown if row["name"] == "region"]
+        assert (row["value"], row["source"]) == (region, f"{source}, on aws")
+    monkeypatch.setenv("GPUKILN_REGION", "us-west-1")
+    assert typed("offer.list")["regions"] == "us-west-1"
+    assert typed("offer.list", "--region", "us-west-2")["regions"] == "us-west-2"
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gpukiln.catalog.bases import NO_KUBERNETES
+from gpukiln.cli.main import command
 from gpukiln.clouds import select
-from gpukiln.commands.main import command
 from gpukiln.errors import BusyError, UsageError
 from gpukiln.release.log import ReleaseLog
 from gpukiln.release.options import key_by_region, region_names, sharing_with

@@ -12,8 +12,8 @@ import pytest
 from gpukiln.attest import newest_release
 from gpukiln.attest.statements import RELEASE_TYPE, VERDICT_TYPE
 from gpukiln.attest.trust import UNSIGNED, is_copy
+from gpukiln.cli.main import command
 from gpukiln.clouds import select
-from gpukiln.commands.main import command
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images.channels import load_channels
 from gpukiln.images.pointer import Pointer, PointerVersion, write

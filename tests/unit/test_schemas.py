@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from gpukiln.commands import schemas
-from gpukiln.commands.forms import Form, Forms
-from gpukiln.commands.main import command, names
+from gpukiln.cli import schemas
+from gpukiln.cli.json_schema import ObjectSchema, SchemaBuilder
+from gpukiln.cli.main import command, names
 from gpukiln.findings import CheckedItem, Finding
 from gpukiln.kubernetes.check import registry
 from gpukiln.options import options_of
@@ -22,7 +22,7 @@ from tests.support.exit_codes import invoke
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "docs/schemas"
 JOB = ("--image", "registry.example/a:1", "--gpus", "1", "--cpu", "1", "--memory", "8Gi", "--timeout", "1h")
-NAMES = {noun: list(schemas.forms_of(noun)[0]) for noun in schemas.NOUNS}
+NAMES = {noun: list(schemas.schemas_of(noun)[0]) for noun in schemas.NOUNS}
 
 
 def with_json() -> list[str]:
@@ -36,7 +36,7 @@ def files() -> dict[str, str]:
 
 def test_the_published_schemas_are_those_of_the_code(files):
     published = {file.name: file.read_text() for file in PUBLISHED.iterdir()}
-    assert published == files, "run: python -m gpukiln.commands.schemas docs/schemas"
+    assert published == files, "run: python -m gpukiln.cli.schemas docs/schemas"
 
 
 def test_each_is_a_schema(files):
@@ -57,10 +57,10 @@ def test_a_document_is_of_a_command_with_json():
 
 
 def test_commands_print_documents_alone():
-    """`print_json` is for the forms of others: IAM's policies."""
+    """`print_json` is for the builder of others: IAM's policies."""
     for file in (ROOT / "gpukiln/commands").glob("*.py"):
         names = {node.id for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Name)}
-        assert "print_json" not in names or file.stem in ("cli", "cloud_policy"), file
+        assert "print_json" not in names or file.stem == "cloud_policy", file
 
 
 @pytest.mark.parametrize(
@@ -119,27 +119,31 @@ def test_two_types_of_one_name_have_two_definitions():
     class RuleList:
         others: int
 
-    forms = Forms({})
-    forms.of(registry.RuleList)
-    assert forms.of(RuleList) == {"$ref": "#/$defs/TestSchemasRuleList"}
-    assert set(forms.defs["RuleList"]["properties"]) == {"schema", "rules"}
-    assert set(forms.defs["TestSchemasRuleList"]["properties"]) == {"others"}
+    builder = SchemaBuilder({})
+    builder.of(registry.RuleList)
+    assert builder.of(RuleList) == {"$ref": "#/$defs/TestSchemasRuleList"}
+    assert set(builder.defs["RuleList"]["properties"]) == {"schema", "rules"}
+    assert set(builder.defs["TestSchemasRuleList"]["properties"]) == {"others"}
 
 
 def test_a_field_of_a_base_class_has_its_words():
-    forms = Forms({})
-    forms.of(CheckedItem)
-    fields = forms.defs["CheckedItem"]["properties"]
+    builder = SchemaBuilder({})
+    builder.of(CheckedItem)
+    fields = builder.defs["CheckedItem"]["properties"]
     assert fields["message"]["description"] == "What was found, and what was wanted."
     assert "outcome" in fields
 
 
 def test_a_form_is_a_record_with_more_fields():
-    forms = Forms({})
-    made = forms.of(Form(Finding, remedy=int, inner=[Form(name=str)], other=(Form(name=str), None)))
+    builder = SchemaBuilder({})
+    made = builder.of(
+        ObjectSchema(
+            Finding, remedy=int, inner=[ObjectSchema(name=str)], other=(ObjectSchema(name=str), None)
+        )
+    )
     fields = made["properties"]
     assert fields["remedy"] == {"type": "integer"}
     assert fields["inner"]["items"]["required"] == ["name"]
     assert fields["other"]["anyOf"][1] == {"type": "null"}
-    assert made["required"] == [*forms.defs["Finding"]["required"], "inner", "other"]
+    assert made["required"] == [*builder.defs["Finding"]["required"], "inner", "other"]
     assert made["additionalProperties"] is False

@@ -154,6 +154,14 @@ def test_command_gets_path_configuration_directory_and_status(machine: Machine, 
     assert outside.stdout.split()[-1] == str(ROOT)
 
 
+def test_a_command_of_gpukiln_runs_in_the_callers_directory(machine: Machine, tmp_path: Path) -> None:
+    machine.run("bash", "-c", ":")
+    program = Path(machine.venv) / "bin" / "gpukiln"
+    program.write_text("#!/bin/sh\npwd\n")
+    program.chmod(0o755)
+    assert machine.run("gpukiln", cwd=tmp_path).stdout == f"{tmp_path}\n"
+
+
 def test_works_through_a_symlink(machine: Machine, tmp_path: Path) -> None:
     link = tmp_path / "kiln"
     link.symlink_to(os.path.relpath(SCRIPT, tmp_path))

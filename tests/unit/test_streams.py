@@ -28,8 +28,8 @@ def test_what_can_not_be_written_is_told(tmp_path: Path, redirected: str, code: 
     # says something to both, and prints more than a pipe holds
     (tmp_path / "program.py").write_text(
         "import sys\n"
-        "from gpukiln.commands import main\n"
-        "from gpukiln.commands.cli import Command, print_json, say\n"
+        "from gpukiln.cli import main\n"
+        "from gpukiln.cli.command import Command, print_json, say\n"
         "class Work(Command):\n"
         "    def run(self):\n"
         "        say('working')\n        print_json(['x' * 100] * 10_000)\n        say('worked')\n"

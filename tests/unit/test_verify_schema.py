@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpukiln.commands.schemas import verdict_schema
+from gpukiln.cli.schemas import verdict_schema
 from gpukiln.typed import dump
 from gpukiln.verify.catalog import load_checks
 from gpukiln.verify.verdict import CheckResult, Verdict

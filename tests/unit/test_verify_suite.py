@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 import jsonschema
 import pytest
 
-from gpukiln.commands.schemas import verdict_schema
+from gpukiln.cli.schemas import verdict_schema
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.ssh import Ssh
 from gpukiln.verify import plugin, suite

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from gpukiln.clouds import select
 from gpukiln.clouds.embedded import scarcity
 from gpukiln.commands import workspace as commands
-from gpukiln.commands import workspace_look, workspace_place
 from gpukiln.errors import UnavailableError
 from gpukiln.instances.tags import tag_list
 from gpukiln.options import options_of
@@ -59,8 +59,7 @@ def typed(
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     (tmp_path / "user").mkdir()
-    for module in (commands, workspace_look, workspace_place):
-        monkeypatch.setattr(module, "cloud_of", lambda _, region, __: Cloud(region))
+    monkeypatch.setattr(select, "make_cloud", lambda _, region, **__: Cloud(region))
     monkeypatch.setattr(provision, "POLL_S", 0.01)
     monkeypatch.setattr(reach, "ask_busy", lambda *_: None)
 
@@ -488,12 +487,12 @@ def test_a_region_that_can_not_be_asked_hides_no_other(typed: Typed, monkeypatch
     raised(typed)
     typed("list", "--refresh", "--regions", "us-west-2,eu-west-1")
 
-    def cloud_of(_: str, region: str, __: str) -> Cloud:
+    def make_cloud(_: str, region: str, **__: object) -> Cloud:
         if region == "eu-west-1":
             raise UnavailableError("no credentials")
         return Cloud(region)
 
-    monkeypatch.setattr(workspace_look, "cloud_of", cloud_of)
+    monkeypatch.setattr(select, "make_cloud", make_cloud)
     for command in ("list", "usage"):
         said = typed(command, "--refresh", code=5)
         assert "vision" in said.stdout

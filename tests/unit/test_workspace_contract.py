@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from gpukiln.commands import schemas
+from gpukiln.cli import schemas
 from gpukiln.errors import UsageError
 from gpukiln.offers.request import parse_request
 from gpukiln.typed import dump

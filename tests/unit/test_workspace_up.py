@@ -9,9 +9,9 @@ from datetime import date
 
 import pytest
 
+from gpukiln.clouds import select
 from gpukiln.clouds.embedded import scarcity
 from gpukiln.commands import workspace as commands
-from gpukiln.commands import workspace_place
 from gpukiln.errors import (
     BusyError,
     CheckFailedError,
@@ -342,8 +342,7 @@ def modes(folder):
 @pytest.fixture
 def put_away(monkeypatch):
     """Type `workspace.down`, which must end well."""
-    for module in (commands, workspace_place):
-        monkeypatch.setattr(module, "cloud_of", lambda _, region, __: Cloud(region))
+    monkeypatch.setattr(select, "make_cloud", lambda _, region, **__: Cloud(region))
     monkeypatch.setattr(reach, "ask_busy", lambda *_: None)
 
     def run(wanted, **options):

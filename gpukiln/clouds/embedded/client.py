@@ -21,10 +21,12 @@ from gpukiln.clouds.embedded import base as base_image
 from gpukiln.clouds.embedded import regions
 from gpukiln.clouds.embedded.layout import LOCK_PROBE_S, Layout, read_endpoint, set_aside
 from gpukiln.clouds.embedded.version import code_version
-from gpukiln.errors import BusyError, GpukilnError, UnavailableError
+from gpukiln.errors import BusyError, GpukilnError, RefusedError, UnavailableError, UsageError
 from gpukiln.locks import locked
 from gpukiln.parsing import parse_json
 from gpukiln.sources.mirror import NAMESPACES
+from gpukiln.ssh import HostKeys, Ssh
+from gpukiln.typed import unknown
 
 log = logging.getLogger(__name__)
 START_S = 60  # seconds for a new server to answer
@@ -65,6 +67,64 @@ def server_status(layout: Layout) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException, UnavailableError):
         return None
     return {**status, "url": url} if served == home else None
+
+
+def machine_ids(layout: Layout) -> list[str]:
+    """The machines of the server, the newest last; none where no server runs."""
+    return [machine["instance_id"] for machine in (server_status(layout) or {}).get("machines", ())]
+
+
+def find_machine(layout: Layout, name: str) -> str:
+    """The id of a machine by its id, or by `last`.
+
+    Raises:
+        UsageError: There is no such machine.
+    """
+    ids = machine_ids(layout)
+    if name == "last" and ids:
+        return ids[-1]
+    if name not in ids:
+        raise unknown("machine", name, ids)
+    return name
+
+
+def running_machines(layout: Layout) -> list[dict[str, Any]]:
+    """The machines that run, as the server describes them."""
+    return [machine for machine in (server_status(layout) or {}).get("machines", ()) if machine["running"]]
+
+
+def refuse_while_machines_run(layout: Layout, *, force: bool) -> None:
+    """Raises RefusedError where a machine runs: a build's machine would be lost with the others."""
+    running = [machine["instance_id"] for machine in running_machines(layout)]
+    if running and not force:
+        raise RefusedError(
+            f"{len(running)} machine{'s run' if len(running) > 1 else ' runs'}: {', '.join(running[:5])}",
+            hint="a build may need it; wait for its end, or --force",
+        )
+
+
+def ssh_to(layout: Layout, name: str, user: str, key: Path) -> Ssh:
+    """SSH to a machine that runs, by its id or by `last`.
+
+    Raises:
+        UsageError: No such machine runs.
+    """
+    running = running_machines(layout)
+    chosen = [machine for machine in running if name in ("last", machine["instance_id"])]
+    if not chosen:
+        raise UsageError(
+            f"no running machine {name!r}" if running else "no machine runs",
+            hint="`invoke cloud.status` lists them",
+            details=tuple(machine["instance_id"] for machine in running),
+        )
+    machine = chosen[-1]
+    return Ssh(
+        machine["address"],
+        machine["ssh_port"],
+        user,
+        private_key=key,
+        host_keys=HostKeys.NEW_MACHINE,
+    )
 
 
 def server_runs(layout: Layout) -> bool:

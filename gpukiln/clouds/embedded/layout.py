@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from gpukiln.errors import UnavailableError
 from gpukiln.files import write_atomic
 from gpukiln.parsing import parse_json
+from gpukiln.state import state_home
 
 DAMAGED = ".damaged-"  # in the names of damaged files that were set aside
 LOCK_PROBE_S = 0.2  # seconds; a probe of the lock takes a small part of it
@@ -24,7 +25,7 @@ class Layout:
         home: The state folder, see `gpukiln.state`.
     """
 
-    home: Path
+    home: Path = field(default_factory=state_home)
 
     @property
     def root(self) -> Path:

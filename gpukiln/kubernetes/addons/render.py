@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes.addons import helm, monitoring, node_health, plugin, queue, runners
+from gpukiln.kubernetes.addons.monitoring import records
 from gpukiln.kubernetes.addons.settings import Settings
 from gpukiln.kubernetes.manifest import dump
 from gpukiln.typed import unknown
@@ -105,3 +106,24 @@ def _script(steps: Iterable[tuple[str, tuple[str, ...]]]) -> str:
     )
     body = [line for title, commands in steps for line in ("", f"# {title}", *commands)]
     return "\n".join((*head, *body)) + "\n"
+
+
+def next_steps(settings: Settings, names: Sequence[str], output: str, *, only: bool) -> Iterator[str]:
+    """What the user of some rendered add-ons has to know, a line each.
+
+    Args:
+        output: The folder of the files; empty: they were printed.
+        only: Whether the add-ons were named.
+    """
+    if "plugin" in names:
+        yield "pods reach others' GPUs without these lines of the nodes' user data, which k8s.nodes renders:"
+        yield from (f"  {line}" for line in plugin.ISOLATION)
+    if "monitoring" in names and not records.prices(settings):
+        yield (
+            f"no prices of GPU machines in {settings.region} are known, so no metric has costs: "
+            f"invoke offer.refresh --cloud aws --region {settings.region}"
+        )
+    if not (only or settings.teams or settings.runners):
+        yield "no queue and no runners: --team and --runners have them rendered"
+    if output:
+        yield f"next: bash {output.rstrip('/')}/install.sh"

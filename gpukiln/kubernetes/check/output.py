@@ -56,6 +56,13 @@ def lines(report: CheckReport) -> Iterator[str]:
     )
 
 
+def rule_lines() -> Iterator[str]:
+    """All rules, for people."""
+    for rule in rules():
+        yield f"{rule.id} ({rule.severity}): {rule.title}"
+        yield f"  why: {rule.reason}\n  fix: {rule.fix}\n  source: {rule.source}"
+
+
 def _many(number: int, word: str) -> str:
     return f"{number} {word}" + ("" if number == 1 else "s")
 

@@ -126,6 +126,26 @@ class NodeGroup:
         return {GPU_PRESENT: "true", **known, **self.labels}
 
 
+def parse_labels(texts: Sequence[str]) -> dict[str, str]:
+    """The labels of nodes as they are typed.
+
+    >>> parse_labels(["team=vision", "rack="])
+    {'team': 'vision', 'rack': ''}
+    >>> parse_labels([])
+    {}
+
+    Raises:
+        UsageError: A text has another form.
+    """
+    labels = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--label {text!r}", hint="wanted: KEY=VALUE, for example team=vision")
+        labels[key] = value
+    return labels
+
+
 def types_of(
     *, named: Sequence[str], gpu: str, cpu: int, memory: str, arch: str, region: str, today: date
 ) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The page of GPU faults: `python -m gpukiln.commands.gpu_faults > docs/gpu-faults.md`."""
+"""The page of GPU faults: `python -m gpukiln.cli.fault_page > docs/gpu-faults.md`."""
 
 import sys
 
@@ -11,7 +11,7 @@ HEAD = """\
 
 One table decides how much a fault weighs, and what to do. `gpukiln-gpu list`, leases, `health`, `watch` and
 `insights`, the suite's checks and the alerts of the monitoring add-on read it. This page is made of it:
-`python -m gpukiln.commands.gpu_faults > docs/gpu-faults.md`.
+`python -m gpukiln.cli.fault_page > docs/gpu-faults.md`.
 
 *error*: the GPU is sick: it gets no lease, and its node no work. *warning*: it works, and somebody should
 look. *info*: worth knowing.
@@ -24,13 +24,14 @@ def page() -> str:
     """docs/gpu-faults.md."""
     lines = ["", "| id | severity | what it means | next | source |", "|---|---|---|---|---|"]
     lines += [
-        f"| `{one.id}` | {one.severity} | {one.text} | {one.remedy} | {one.source} |" for one in DEVICE_FAULTS
+        f"| `{fault.id}` | {fault.severity} | {fault.text} | {fault.remedy} | {fault.source} |"
+        for fault in DEVICE_FAULTS
     ]
     lines += ["", "## What the kernel's log says without a number", ""]
     lines += ["| id | severity | what it means | next | source |", "|---|---|---|---|---|"]
     lines += [
-        f"| `{id}` | {one.severity} | {one.text} | {one.remedy} | {one.source} |"
-        for id, one in LOG_FAULTS.items()
+        f"| `{id}` | {fault.severity} | {fault.text} | {fault.remedy} | {fault.source} |"
+        for id, fault in LOG_FAULTS.items()
     ]
     lines += [
         *("", "## Xids", ""),

@@ -1,4 +1,4 @@
-"""Standard output and standard error, which may be closed, full, or read by nobody any more."""
+"""Standard output and standard error that may be closed, full, or a pipe whose reader has ended."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpukiln.errors import UnavailableError
 
 
 class OutputError(UnavailableError):
-    """What was to be written to standard output is lost."""
+    """Standard output can't be written, so that a result is lost."""
 
 
 class _Output:
-    """Standard output, whose errors name it: those of the system name no file."""
+    """Standard output whose errors name it: an OSError of a stream has no file name."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -36,7 +36,7 @@ class _Output:
 
 
 class _Errors(_Output):
-    """Standard error: what can't be told does not stop the work."""
+    """Standard error whose failures do not stop the command: its work is worth more than a notice."""
 
     def write(self, text: str) -> int:
         try:
@@ -53,18 +53,20 @@ class _Errors(_Output):
 
 
 class Results(_Output):
-    """Standard output for people: commands are named as they are typed."""
+    """Standard output for people: hints name commands as they are typed."""
 
     def write(self, text: str) -> int:
         return super().write(as_typed(text))
 
 
-_programs = ["invoke"]
+_programs = [
+    "invoke"
+]  # hints in the source name commands as in a checkout; the last is the program that runs
 
 
 @contextlib.contextmanager
 def program(name: str) -> Iterator[None]:
-    """The program by which commands are typed, which hints name."""
+    """The program that hints name."""
     _programs.append(name)
     try:
         yield
@@ -73,14 +75,22 @@ def program(name: str) -> Iterator[None]:
 
 
 def as_typed(text: str) -> str:
-    """A text in which commands are named as in a checkout, with their names as they are typed here."""
+    """A text whose hints name commands as they are typed.
+
+    >>> with program("gpukiln"):
+    ...     as_typed("`invoke ami.build --region us-west-2` builds it")
+    '`gpukiln ami build --region us-west-2` builds it'
+    >>> as_typed("invoke --list")
+    'invoke --list'
+    """
     if _programs[-1] == "invoke":
         return text
+    # `invoke noun.verb`, and `invoke --list`; the word alone may be text about Invoke.
     return re.sub(r"\binvoke (?:([a-z0-9]+)\.(?=[a-z])|(?=--list))", _named_here, text)
 
 
-def _named_here(found: re.Match[str]) -> str:
-    return f"{_programs[-1]} {found[1]} " if found[1] else f"{_programs[-1]} "
+def _named_here(match: re.Match[str]) -> str:
+    return f"{_programs[-1]} {match[1]} " if match[1] else f"{_programs[-1]} "
 
 
 @contextlib.contextmanager
@@ -99,7 +109,8 @@ def _named() -> Iterator[None]:
 def errors_anywhere() -> Iterator[None]:
     """Standard error that never fails."""
     before = sys.stderr
-    # Python has None for what is closed, and print() would take standard output for it.
+    # sys.stderr is None where file descriptor 2 is closed at the start (Python's documentation of sys), and
+    # print(file=None) writes to standard output.
     sys.stderr = _Errors(before or Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - to the end
     try:
         yield
@@ -109,17 +120,19 @@ def errors_anywhere() -> Iterator[None]:
 
 @contextlib.contextmanager
 def output_named() -> Iterator[None]:
-    """Standard output whose errors say what they are.
+    """Standard output that raises errors of gpukiln.
 
     Yields:
         Nothing.
 
     Raises:
-        OutputError: Standard output is closed, or could not be written.
-        BrokenPipeError: Who read it has ended.
+        OutputError: Standard output is closed, or can't be written.
+        BrokenPipeError: The reader of the pipe has ended.
     """
     if (before := sys.stdout) is None:
-        raise OutputError("standard output is closed", hint="`>/dev/null` throws away what is not wanted")
+        raise OutputError(
+            "standard output is closed", hint="`>/dev/null` discards a result that is not needed"
+        )
     sys.stdout = _Output(before)
     try:
         yield
@@ -129,11 +142,12 @@ def output_named() -> Iterator[None]:
 
 
 def forget_output() -> None:
-    """What is still buffered for an output that is full or read by nobody must not fail again."""
+    """Discard what is still buffered: Python flushes it at exit, and would fail again with a traceback."""
     if sys.stdout is not None:
         _forget(sys.stdout)
 
 
 def _forget(file: Any) -> None:
+    # The recipe of Python's documentation for SIGPIPE (library/signal, "Note on SIGPIPE").
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), file.fileno())

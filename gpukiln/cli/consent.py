@@ -1,4 +1,4 @@
-"""Consent to what costs money or removes what a person made: asked on a terminal, `--yes` off it."""
+"""Consent to what costs money or removes work of a person: a question on a terminal, else `--yes`."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ YES = "yes"
 
 
 def require_consent(does: str, what: Sequence[str], *, yes: bool, answer: str = YES, keeps: str = "") -> None:
-    """Ask before something is done, unless `--yes` was given.
+    """Ask before an action, unless `--yes` was given.
 
     Args:
-        does: What is going to be done, as the subject of a sentence: `removing vision`.
-        what: What it is done to, a line each; shown before the question.
+        does: The action as the subject of a sentence: `removing vision`.
+        what: What the action concerns, a line each; shown before the question.
         yes: Whether `--yes` was given.
-        answer: What has to be typed on a terminal.
-        keeps: Another way, as a hint; empty: none.
+        answer: The word that consents on a terminal.
+        keeps: An alternative, as a hint; empty: none.
 
     Raises:
-        RefusedError: Nobody consented.
+        RefusedError: There is no consent.
     """
     from gpukiln.errors import RefusedError
 
     if yes:
         return
     if not sys.stdin or not sys.stdin.isatty():
+        # A script that has never named --yes must not be taken to have consented.
         hint = "--yes consents, --dry-run only shows it"
         raise RefusedError(
             f"{does} needs consent, and there is no terminal to ask on",
@@ -37,5 +38,5 @@ def require_consent(does: str, what: Sequence[str], *, yes: bool, answer: str = 
     print(f"{does}: type {answer} to go on: ", end="", file=sys.stderr, flush=True)
     typed = sys.stdin.readline().strip()
     if typed != answer:
-        found = f"{typed!r} was typed, wanted {answer!r}" if typed else "nothing was typed"
-        raise RefusedError(f"{does} is not done: {found}", hint=keeps)
+        reason = f"{typed!r} was typed, wanted {answer!r}" if typed else "nothing was typed"
+        raise RefusedError(f"{does} is not done: {reason}", hint=keeps)

@@ -1,10 +1,12 @@
-"""Completion of what is typed, for bash, zsh and fish: the shell asks the program itself."""
+"""Completion in bash, zsh and fish: the shell asks the program for the words that can follow."""
 
 from __future__ import annotations
 
 from gpukiln.errors import UsageError
 
-# Each hands over the words before the cursor, the last one as far as it is typed.
+# Each passes the words up to the cursor behind `--`, so that typed options are no options of --complete; the
+# last word may be incomplete. Where the program has no word, the shell completes file names (-o default and
+# _files).
 SCRIPTS = {
     "bash": """\
 _gpukiln() {
@@ -29,10 +31,10 @@ complete -c PROGRAM -a '(PROGRAM --complete -- (commandline -opc)[2..] (commandl
 
 
 def script(shell: str, program: str) -> str:
-    """What a shell reads to complete a program's words.
+    """The script that a shell sources to complete a program's words.
 
     Raises:
-        UsageError: It is another shell.
+        UsageError: No such shell is supported.
     """
     if shell not in SCRIPTS:
         raise UsageError(
@@ -43,26 +45,26 @@ def script(shell: str, program: str) -> str:
 
 
 def complete(words: list[str], program: str) -> list[str]:
-    """What the last word may become.
+    """The words that the last word may be completed to.
 
     Args:
-        words: What was typed behind the program's name; the last is begun, or empty.
+        words: The words after the program's name; the last is incomplete or empty.
         program: "gpukiln" or "invoke".
     """
-    from gpukiln.commands.main import GPUKILN, NOUNS, commands, names
+    from gpukiln.cli.main import GPUKILN, NOUNS, commands, names
     from gpukiln.options import options_of
 
     *before, begun = words or [""]
     noun, _, verb = before[0].partition(".") if before else ("", "", "")
     if program == GPUKILN and not verb:
         verb = "".join(before[1:2])
-    if "--" in before:
+    if "--" in before:  # a command for another program follows, whose words only the shell knows
         valid = []
     elif noun in NOUNS and verb in commands(noun):
         options = options_of(commands(noun)[verb])
-        valid = ["--help", *(flag for one in options if not one.rest for flag in one.flags)]
+        valid = ["--help", *(flag for option in options if not option.rest for flag in option.flags)]
     elif program == GPUKILN:
         valid = list(commands(noun)) if noun in NOUNS else [*NOUNS, "init", "config", "completion"]
     else:
         valid = names()
-    return [one for one in valid if one.startswith(begun)]
+    return [word for word in valid if word.startswith(begun)]

@@ -55,7 +55,7 @@ class PlainConsole(Console):
         """Write texts as they are, and what else Rich renders; a line of text is not wrapped."""
         for part in parts:
             if isinstance(part, str):
-                self.tell(part)
+                self.print_text(part)
             else:
                 self.print(part, soft_wrap=isinstance(part, Text))
 

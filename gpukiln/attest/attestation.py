@@ -133,14 +133,14 @@ def attestation_lines(written: Attestation) -> tuple[str, ...]:
     )
 
 
-def findings_lines(findings: Iterable[Examined]) -> Iterator[Text]:
+def findings_lines(findings: Iterable[CheckedItem]) -> Iterator[Text]:
     """One line for each step of a verification."""
     for finding in findings:
         outcome = finding.outcome.replace("_", " ")
         yield Text.assemble((f"{outcome:8}", STYLES[finding.outcome]), f" {finding.id:24} {finding.message}")
 
 
-def require_verified(image_id: str, findings: Sequence[Examined]) -> None:
+def require_verified(image_id: str, findings: Sequence[CheckedItem]) -> None:
     """Raises CheckFailedError where a step of a verification failed."""
     if failed := [finding for finding in findings if finding.outcome == "failed"]:
         raise CheckFailedError(

@@ -34,9 +34,9 @@ from gpukiln.attest.keyless import KeylessSigner
 from gpukiln.attest.provenance import DIRTY, PREDICATE_TYPE, STATEMENT_TYPE, Descriptor, checkout
 from gpukiln.catalog.load import ROOT
 from gpukiln.errors import UsageError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
+from gpukiln.images.commit import git_commit
 from gpukiln.images.keys import SIGSTORE
-from gpukiln.images.plan import git_commit
 
 BUILD_TYPE = "urn:gpukiln:build-type:wheel:v1"
 LOCK = "requirements.lock"
@@ -193,7 +193,7 @@ def attest(file: Path, key: str = "", root: Path = ROOT) -> list[Path]:
     written = []
     for suffix, content in contents.items():
         written.append(file.with_name(file.name + suffix))
-        write_whole(written[-1], content)
+        write_atomic(written[-1], content)
     return written
 
 

@@ -16,7 +16,8 @@ GPUS_TAG, SIMULATED = "gpukiln:gpus", "simulated"  # the machine gets simulated 
 # On AMIs, and most of them on their snapshots.
 RECIPE_TAG = "gpukiln:recipe"
 """The folder of ami/, on every AMI and snapshot that gpukiln created, stages and unverified images included.
-gpukiln finds and removes them by this tag. An image that may be launched has `gpukiln:image`, see pipeline/verdict_tags.py."""
+gpukiln finds and removes them by this tag. An image that may be launched has `gpukiln:image`, see
+pipeline/verdict_tags.py."""
 BUILD_ID_TAG = "gpukiln:build-id"  # on the image and the snapshot that a build made; it outlives the build
 DIGEST_TAG = "gpukiln:digest"  # of the plan
 # The value is on images of existing accounts and in their IAM conditions, so it stays as it is.

@@ -48,7 +48,7 @@ class BuildOptions(PlaceOptions, MachineOptions):
         from gpukiln.images.bake import tool_versions
         from gpukiln.images.modules import signing_pair
         from gpukiln.images.plan import make_plan
-        from gpukiln.sources.available import Probes
+        from gpukiln.sources.decisions import Probes
         from gpukiln.state import state_home
 
         signing = signing_pair(self.module_key, self.module_certificate)
@@ -74,12 +74,12 @@ class AmiPlan(BuildOptions):
 
     def run(self) -> int:
         from gpukiln.images.builds import Builds
-        from gpukiln.images.killed import tell_killed
-        from gpukiln.proof.reuse import preview
+        from gpukiln.images.orphans import report_killed
+        from gpukiln.pipeline.reuse import preview
         from gpukiln.typed import dump
 
         cloud = self.connect()
-        tell_killed(Builds(), say)
+        report_killed(Builds(), say)
         build_preview = preview(self.plan(cloud)[0], cloud, Builds())
         cost = {**dump(build_preview.cost), "usd": build_preview.cost.usd} if build_preview.cost else None
         self.report(
@@ -107,15 +107,15 @@ class AmiBuild(BuildOptions):
 
     def run(self) -> int:
         from gpukiln.attest.signing import signer_of
-        from gpukiln.images.bake import Saved
+        from gpukiln.images.bake import BakeResources
         from gpukiln.images.builds import Builds
-        from gpukiln.images.killed import clean_up_after_killed, tell_killed
         from gpukiln.images.module_store import open_store
+        from gpukiln.images.orphans import clean_up_killed_builds, report_killed
         from gpukiln.images.plan_view import plan_table
-        from gpukiln.images.stages import stages_of, wants_stages
+        from gpukiln.images.stages import stages_enabled, stages_of
+        from gpukiln.pipeline import reuse, steps
+        from gpukiln.pipeline.verdict_tags import find_verified
         from gpukiln.progress import Progress
-        from gpukiln.proof import pipeline, reuse
-        from gpukiln.proof.tags import find_proven
         from gpukiln.state import state_home
         from gpukiln.verify.digest import suite_digest
 
@@ -125,18 +125,18 @@ class AmiBuild(BuildOptions):
             signer = signer_of(self.sign_key, cloud)
             # A killed build may still run machines, which hold the quota that this build needs.
             if self.dry_run:
-                tell_killed(builds, say)
+                report_killed(builds, say)
             else:
-                clean_up_after_killed(cloud, builds, say)
-            uses_stages = wants_stages(cloud, self.stages)
+                clean_up_killed_builds(cloud, builds, say)
+            uses_stages = stages_enabled(cloud, self.stages)
             plan, signing = self.plan(cloud)
             stages = stages_of(plan, cloud) if uses_stages else None
         self.show(plan_table(plan))
-        existing = None if self.force else find_proven(plan, cloud, suite_digest())
+        existing = None if self.force else find_verified(plan, cloud, suite_digest())
         if existing:
             self.show(f"{reuse.reuse_line(existing, then='it is verified again')} (--force builds anyway)")
         elif not self.force:
-            self.show(*(f"  {line}" for line in pipeline.why_build(plan, builds)))
+            self.show(*(f"  {line}" for line in steps.why_build(plan, builds)))
         if self.dry_run:
             say("dry run: nothing was started")
             if not existing:
@@ -151,14 +151,14 @@ class AmiBuild(BuildOptions):
             self.report(fields, schema="ami.build.found/1", built=False, verdict=verdict)
             build_id = existing.build_id
         else:
-            saved = Saved(open_store(self.module_cache, state_home(), cloud), stages, signing)
-            build, record = pipeline.build_image(plan, cloud, builds, progress, saved, signer)
+            saved = BakeResources(open_store(self.module_cache, state_home(), cloud), stages, signing)
+            build, record = steps.build_image(plan, cloud, builds, progress, saved, signer)
             verdict, build_id = record.verdict, build.id
-            self.show(*pipeline.built_parts(build, record))
+            self.show(*steps.built_parts(build, record))
             image_id = record.bake.image_id if record.bake else None
             self.report(record, schema="ami.build/1", image_id=image_id, built=True)
         if verdict:
-            pipeline.require_passed(verdict, build_id)
+            steps.require_passed(verdict, build_id)
         return 0
 
 
@@ -168,10 +168,10 @@ class AmiList(JsonOptions):
 
     def run(self) -> None:
         from gpukiln.images.builds import Builds
-        from gpukiln.images.killed import tell_killed
+        from gpukiln.images.orphans import report_killed
         from gpukiln.images.record_view import builds_parts
 
-        tell_killed(Builds(), say)
+        report_killed(Builds(), say)
         records = [build.read() for build in Builds().all()]
         self.report(None, builds_parts(Builds()) if records else (), schema="ami.list/1", builds=records)
         if not records and not self.json:
@@ -203,12 +203,12 @@ class AmiShow(JsonOptions):
 
     def run(self) -> None:
         from gpukiln.images.builds import Builds
-        from gpukiln.images.killed import tell_killed
+        from gpukiln.images.orphans import report_killed
         from gpukiln.images.record_view import record_parts
 
         build = Builds().find(self.build)
         record = build.read()
-        tell_killed(Builds(), say)
+        report_killed(Builds(), say)
         self.report(record, record_parts(build, record), schema="ami.show/1")
 
 

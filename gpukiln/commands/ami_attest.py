@@ -29,7 +29,7 @@ class AmiAttest(ProfileOptions, JsonOptions):
         from gpukiln.attest import attestation
         from gpukiln.attest.signing import required_key, signer_of
         from gpukiln.images.builds import Builds
-        from gpukiln.images.killed import clean_up_after_killed
+        from gpukiln.images.orphans import clean_up_killed_builds
 
         self._check_together()
         build = Builds().find(self.build)
@@ -52,7 +52,7 @@ class AmiAttest(ProfileOptions, JsonOptions):
             self.report(fields, schema="ami.attest.verify/1")
             attestation.require_verified(image_id, findings)
         else:
-            clean_up_after_killed(cloud, Builds(), say, ask=False)
+            clean_up_killed_builds(cloud, Builds(), say, ask=False)
             with build.locked():
                 written = attestation.write_attestation(build, record, cloud, signer)
             self.report(written, attestation.attestation_lines(written), schema="ami.attest/1")

@@ -86,7 +86,7 @@ class AmiImport(PlaceOptions):
         from gpukiln.progress import Progress
 
         cloud, progress = self.connect(), Progress()
-        claims = import_disk.Says(
+        claims = import_disk.ImportOptions(
             **self.pick("image", "base", "driver", "modules", "trust"),
             instance_types=tuple(words(self.instance_types)),
         )
@@ -95,7 +95,7 @@ class AmiImport(PlaceOptions):
                 "--trust is for the embedded cloud: machines of EC2 share no kernel with this computer",
                 hint="leave it out, or --cloud embedded",
             )
-        disk = import_disk.look(Path(self.file), claims, progress)
+        disk = import_disk.read_disk_file(Path(self.file), claims, progress)
         if self.dry_run:
             line = view.import_plan_line(disk, cloud.region)
             self.report(disk, [line], schema="ami.import.plan/1", size_gib=disk.size_gib, name=disk.name)

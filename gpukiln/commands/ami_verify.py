@@ -33,9 +33,9 @@ class AmiVerify(ExistingImageOptions, MachineOptions):
         from gpukiln.attest.signing import signer_of
         from gpukiln.images.builds import Builds
         from gpukiln.images.channels import load_channel
-        from gpukiln.proof.pipeline import require_passed
+        from gpukiln.pipeline.steps import require_passed
         from gpukiln.release.find import find
-        from gpukiln.release.needs import require_proven
+        from gpukiln.release.needs import require_verified
         from gpukiln.release.verify import verifications, verify
 
         if self.simulated and self.for_:
@@ -54,4 +54,4 @@ class AmiVerify(ExistingImageOptions, MachineOptions):
         for verdict in verdicts:
             require_passed(verdict, self.build)
         if rules:  # reports also what no verification provides, such as a signature
-            require_proven(self.for_, rules, image.proof(rules), has_gpus=image.cloud.has_gpus)
+            require_verified(self.for_, rules, image.verification(rules), has_gpus=image.cloud.has_gpus)

@@ -112,16 +112,16 @@ class CloudSweep(RemovalOptions, PlaceOptions):
 
     def run(self) -> None:
         from gpukiln.images.builds import Builds
-        from gpukiln.images.killed import find_leftovers_here, remove_leftovers_here
+        from gpukiln.images.orphans import find_local_orphans, remove_local_orphans
 
         cloud, builds = self.connect_to(self.cloud, self.region or DEFAULT_REGION), Builds()
-        orphans = find_leftovers_here(cloud, builds)
+        orphans = find_local_orphans(cloud, builds)
         self.show(*map(str, orphans))
         removed = []
         if not orphans:
             say(f"nothing is left in {cloud.region}")
         elif self.removes:
-            removed = remove_leftovers_here(cloud, builds, orphans, say)
+            removed = remove_local_orphans(cloud, builds, orphans, say)
         else:
             say(f"nothing was removed: --yes removes these {len(orphans)}")
         ids = [orphan.id for orphan in removed]

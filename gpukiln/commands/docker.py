@@ -51,13 +51,13 @@ class DockerPlan(ContainerOptions):
     exit_code: bool = option("exit 10 when there is something to build, 0 when not", False)
 
     def run(self) -> int:
-        from gpukiln.docker.build import find_built, why_build
+        from gpukiln.docker.build import find_existing_build, why_build
         from gpukiln.docker.builds import ContainerBuilds
         from gpukiln.docker.engines import find_engine
         from gpukiln.docker.view import plan_table
 
         engine, plan, builds = find_engine(self.engine), self.plan(), ContainerBuilds()
-        build = find_built(plan, builds, engine)
+        build = find_existing_build(plan, builds, engine)
         reference = build.read().reference if build else None
         if reference:
             lines = [f"nothing to build: {reference} has this digest"]
@@ -80,7 +80,7 @@ class DockerBuild(ContainerOptions):
 
     def run(self) -> int:
         from gpukiln.docker import view
-        from gpukiln.docker.build import build_container, find_built, why_build
+        from gpukiln.docker.build import build_container, find_existing_build, why_build
         from gpukiln.docker.builds import ContainerBuilds
         from gpukiln.docker.engines import find_engine
         from gpukiln.docker.verify import verify_container
@@ -90,7 +90,7 @@ class DockerBuild(ContainerOptions):
         with progress.step("plan"):
             engine, plan = find_engine(self.engine), self.plan()
         self.show(view.plan_table(plan))
-        reused = None if self.force else find_built(plan, builds, engine)
+        reused = None if self.force else find_existing_build(plan, builds, engine)
         self.show(*([view.reused_line(reused.read())] if reused else why_build(plan, builds)))
         if self.dry_run:
             say("dry run: nothing was started")

@@ -1,4 +1,4 @@
-"""Add-ons of a cluster with GPU nodes, rendered as files that are reviewed, kept and installed."""
+"""Add-ons of a cluster with GPU nodes, render as files that are reviewed, kept and installed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpukiln.cli.command import JsonOptions, print_files, say, words
 from gpukiln.options import option
 
-# Of gpukiln/kubernetes/addons/rendered.py, which is slow to import for a help text; a test compares them.
+# Of gpukiln/kubernetes/addons/render.py, which is slow to import for a help text; a test compares them.
 NAMES = "plugin, health, monitoring, queue, runners"
 
 
@@ -48,9 +48,9 @@ class K8sAddons(JsonOptions):
         from pathlib import Path
 
         from gpukiln.kubernetes import folder
-        from gpukiln.kubernetes.addons import listing, options, rendered
+        from gpukiln.kubernetes.addons import listing, options, render
 
-        settings = options.settings(
+        settings = options.load_settings(
             [Path(file) for file in self.values],
             plain=self.pick("cluster", "region", "kubernetes", "provider", "namespace"),
             teams=self.team,
@@ -58,12 +58,12 @@ class K8sAddons(JsonOptions):
             shared=self.sharing,
             runners={"url": self.runners, "image": self.image},
         )
-        names = rendered.chosen(words(self.only), settings)
-        files = rendered.rendered(settings, names)
+        names = render.select_add_ons(words(self.only), settings)
+        files = render.render_files(settings, names)
         rendering = folder.write(Path(self.output) if self.output else None, files)
         if self.output or self.json:
             self.report(listing.listing(settings, names, rendering), rendering.lines(self.output))
         else:
             print_files(files)
-        for line in rendered.next_steps(settings, names, self.output, only=bool(self.only)):
+        for line in render.next_steps(settings, names, self.output, only=bool(self.only)):
             say(line)

@@ -55,9 +55,9 @@ class K8sRbac(JsonOptions):
 
     def run(self) -> None:
         from gpukiln.kubernetes.manifest import dump
-        from gpukiln.kubernetes.rbac import RIGHTS, roles
+        from gpukiln.kubernetes.rbac import COMMAND_RULES, roles
 
-        manifests = roles(words(self.for_) or list(RIGHTS), self.namespace, self.to)
+        manifests = roles(words(self.for_) or list(COMMAND_RULES), self.namespace, self.to)
         self.report(None, [dump(*manifests).rstrip()], schema="k8s.rbac/1", manifests=manifests)
 
 
@@ -72,9 +72,9 @@ class K8sDoctor(KubernetesOptions):
     )
 
     def run(self) -> int:
-        from gpukiln.findings import worst
+        from gpukiln.findings import worst_severity
         from gpukiln.kubernetes.doctor import diagnose, diagnosis_lines
 
         diagnosis = diagnose(self.api(), self.pod, self.namespace)
         self.report(diagnosis, diagnosis_lines(diagnosis))
-        return int(worst(diagnosis.findings) == "error")
+        return int(worst_severity(diagnosis.findings) == "error")

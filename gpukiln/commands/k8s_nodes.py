@@ -80,8 +80,8 @@ class K8sNodes(ProfileOptions, JsonOptions):
 
         from gpukiln.catalog.regions import check_region
         from gpukiln.kubernetes import folder
-        from gpukiln.kubernetes.nodes import group, rendered
-        from gpukiln.kubernetes.nodes.trusted import require_trusted
+        from gpukiln.kubernetes.nodes import group, render
+        from gpukiln.kubernetes.nodes.image_trust import require_trusted
         from gpukiln.typed import load, unknown
 
         if self.provider not in get_args(group.Provider):
@@ -107,9 +107,9 @@ class K8sNodes(ProfileOptions, JsonOptions):
         }
         nodes = group.check(load(group.NodeGroup, fields, where="options"))
         trust = require_trusted(nodes.image, self.connect_to(self.cloud, region) if self.cloud else None)
-        files = rendered.files(nodes)
+        files = render.files(nodes)
         rendering = folder.write(Path(self.output) if self.output else None, files)
-        document = rendered.document(nodes, rendering, trust)
+        document = render.document(nodes, rendering, trust)
         if self.output or self.json:
             self.report(document, rendering.lines(self.output))
         else:

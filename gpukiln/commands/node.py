@@ -167,7 +167,7 @@ class NodeTest(JsonOptions):
 
     def run(self) -> int:
         from gpukiln.nodes.runs import RunStore
-        from gpukiln.nodes.scenarios import choose, load_scenarios, run_scenarios
+        from gpukiln.nodes.scenarios import choose_scenarios, load_scenarios, run_scenarios
         from gpukiln.nodes.view import render_outcomes, render_scenarios
         from gpukiln.progress import Progress
         from gpukiln.typed import dump
@@ -177,7 +177,7 @@ class NodeTest(JsonOptions):
             rows = [scenario.to_dict() for scenario in scenarios]
             self.report(None, [render_scenarios(scenarios)], schema="node.test.list/1", scenarios=rows)
             return 0
-        chosen, others = choose(words(self.scenario))
+        chosen, others = choose_scenarios(words(self.scenario))
         run = RunStore().create("test")
         outcomes = run_scenarios(chosen, run.folder, Progress(RunStore().last_test_durations()))
         document = {
@@ -201,7 +201,7 @@ class NodeRunsCommand(RemovalOptions, JsonOptions):
     def run(self) -> None:
         from gpukiln.nodes.runs import RunStore, old_runs, removal_notice, remove_run, require_removed
         from gpukiln.nodes.view import render_runs
-        from gpukiln.proof.verify import report_folders
+        from gpukiln.pipeline.verify import report_folders
         from gpukiln.state import state_home
 
         images = [("image", folder) for folder in report_folders(state_home())]

@@ -47,8 +47,8 @@ class NodePassthrough(JsonOptions):
     dry_run: bool = option("change nothing, the default", False)
 
     def run(self) -> int:
-        from gpukiln.nodes.passthrough.api import Way
-        from gpukiln.nodes.passthrough.create import Order
+        from gpukiln.nodes.passthrough.api import PveTarget
+        from gpukiln.nodes.passthrough.create import VmOptions
         from gpukiln.nodes.passthrough.evaluate import parse_request
         from gpukiln.nodes.passthrough.run import PassthroughRun, create_vm, give_gpu, undo
 
@@ -58,14 +58,14 @@ class NodePassthrough(JsonOptions):
             undone = undo(self.undo, self.token_file, apply=apply, show=self.show)
             self.report(undone)
             return undone.exit_code
-        way = Way(self.pve, self.fingerprint, self.ca, self.token_file)
+        way = PveTarget(self.pve, self.fingerprint, self.ca, self.token_file)
         slot = int(self.slot) if self.slot else None
         request = parse_request(**self.pick("gpu", "primary", "hide_rom"), slot=slot) if self.gpu else None
         if self.ssh and not way.https:
             raise UsageError(f"--ssh is for a host that is asked with a token, and --pve is {self.pve}")
         run = PassthroughRun(apply, self.accept_unseen, self.ssh, self.show)
         if self.create:
-            order = Order(**self.pick(*(field.name for field in fields(Order))))
+            order = VmOptions(**self.pick(*(field.name for field in fields(VmOptions))))
             created = create_vm(way, self.vm, self.node, order, request, run)
             self.report(created)
             return created.exit_code

@@ -118,7 +118,7 @@ class RequestOptions(CostOptions, SoftwareOptions, OfferRegionOptions):
     def list_offers(self, request: Request, size: Size | None = None) -> GpukilnError | None:
         """Print the machines of a request; returns the error that the command ends with, or None."""
         from gpukiln.offers import view
-        from gpukiln.offers.listing import listing
+        from gpukiln.offers.listing import list_offers
         from gpukiln.offers.software import run_spec
         from gpukiln.units import Money
 
@@ -127,7 +127,7 @@ class RequestOptions(CostOptions, SoftwareOptions, OfferRegionOptions):
         if runs.choose and cloud is None:
             raise UsageError("--image auto needs a cloud", hint="add --cloud aws or --cloud embedded")
         budget = Money.parse(self.budget, "--budget") if self.budget else None
-        offers, error = listing(
+        offers, error = list_offers(
             request, regions, _today(), use=usage, runs=runs, cloud=cloud, size=size, budget=budget
         )
         self.report(offers, view.listing_parts(offers, all=self.all))
@@ -144,10 +144,10 @@ class OfferList(RequestOptions):
     fractions: bool = option("parts of a GPU will do (vGPUs, which NVIDIA's GRID driver alone drives)", False)
 
     def run(self) -> None:
-        from gpukiln.offers.request import parse
+        from gpukiln.offers.request import parse_request
 
         names = ("gpu", "cpu", "memory", "disk", "arch", "efa", "max_price", "spot", "fractions")
-        if error := self.list_offers(parse(**self.pick(*names))):
+        if error := self.list_offers(parse_request(**self.pick(*names))):
             raise error
 
 
@@ -176,7 +176,7 @@ class OfferSize(RequestOptions):
 
     def run(self) -> None:
         from gpukiln.offers import size as sizes
-        from gpukiln.offers.request import parse
+        from gpukiln.offers.request import parse_request
 
         if not self.params:
             raise UsageError("--params is missing", hint="the model's weights, for example --params 7e9")
@@ -184,10 +184,10 @@ class OfferSize(RequestOptions):
         model = sizes.Model(weights, self.layers, self.width, self.kv_width, self.vocabulary)
         run = sizes.ModelRun(**self.pick(*(field.name for field in fields(sizes.ModelRun))))
         size = sizes.size(model, run)
-        machine = parse("", **self.pick("cpu", "memory", "disk", "max_price", "spot"))
-        request = sizes.as_request(size, machine)
+        machine = parse_request("", **self.pick("cpu", "memory", "disk", "max_price", "spot"))
+        request = sizes.to_request(size, machine)
         if error := self.list_offers(request, size):
-            if sizes.too_large(request):
+            if sizes.needs_more_gpus(request):
                 more = self.tensor_parallel * 2
                 error.hint = f"--tensor-parallel {more} shares it among more GPUs; or fewer bits"
             raise error
@@ -202,12 +202,12 @@ class OfferShow(CostOptions, OfferRegionOptions):
 
     def run(self) -> None:
         from gpukiln.offers import view
-        from gpukiln.offers.listing import shown
+        from gpukiln.offers.listing import show_offer
 
         if not self.type:
             raise UsageError("no instance type is named", hint="invoke offer.show g6.xlarge, for example")
         usage, cloud = self.usage(), self.connect()
-        details = shown(self.type, self.region_names, _today(), use=usage, cloud=cloud, spot=self.spot)
+        details = show_offer(self.type, self.region_names, _today(), use=usage, cloud=cloud, spot=self.spot)
         self.report(details, view.shown_parts(details))
 
 
@@ -219,7 +219,7 @@ class OfferCheck(SoftwareOptions, OfferRegionOptions):
 
     def run(self) -> None:
         from gpukiln.offers import view
-        from gpukiln.offers.listing import checked, require_fits
+        from gpukiln.offers.listing import check_machines, require_fits
         from gpukiln.offers.software import run_spec, split_machines
 
         machines, image = split_machines(words(self.what), self.image, self.needs)
@@ -229,7 +229,7 @@ class OfferCheck(SoftwareOptions, OfferRegionOptions):
             raise UsageError(
                 "--image auto is chosen among the images of a region", hint="`invoke offer.list --image auto`"
             )
-        check = checked(machines, runs, _today())
+        check = check_machines(machines, runs, _today())
         self.report(check, view.checked_parts(check))
         require_fits(check)
 

@@ -77,9 +77,9 @@ class AmiRelease(ProfileOptions, JsonOptions):
         from gpukiln.release import publish
         from gpukiln.release.find import find
         from gpukiln.release.log import ReleaseLog
-        from gpukiln.release.needs import require_proven
+        from gpukiln.release.needs import require_verified
         from gpukiln.release.options import key_by_region, region_names, sharing_with
-        from gpukiln.release.overview import require_pointed
+        from gpukiln.release.overview import require_channel_build
 
         rules = load_channel(self.channel)
         if self.yes_public and not self.public:
@@ -93,11 +93,11 @@ class AmiRelease(ProfileOptions, JsonOptions):
             **self.pick("cloud", "profile"),
         )
         cloud, signer = image.cloud, signer_of(self.sign_key, image.cloud)
-        proof = image.proof(rules)
-        excused = require_proven(self.channel, rules, proof, has_gpus=cloud.has_gpus)
+        proof = image.verification(rules)
+        excused = require_verified(self.channel, rules, proof, has_gpus=cloud.has_gpus)
         regions = tuple(published) or rules.regions or (proof.region,)
         spec = publish.ReleaseSpec(
-            proof=proof,
+            verification=proof,
             channel_name=self.channel,
             channel=rules,
             regions=regions,
@@ -109,8 +109,8 @@ class AmiRelease(ProfileOptions, JsonOptions):
         )
         if self.after:
             load_channel(self.after)
-            require_pointed(cloud, replace(spec.pointer, channel=self.after), proof.build, regions)
-        _clean_up_after_killed(cloud, dry_run=self.dry_run)
+            require_channel_build(cloud, replace(spec.pointer, channel=self.after), proof.build, regions)
+        _clean_up_killed(cloud, dry_run=self.dry_run)
         if self.public and not self.dry_run:
             _confirm_public(publish.source_image(cloud, proof)["Name"], regions, self.yes_public)
         _report(self, publish.release(spec, cloud, ReleaseLog(), Progress(), dry_run=self.dry_run))
@@ -151,10 +151,10 @@ class AmiChannels(RegionOptions):
     """Show what every channel points at in every region; exit 1 when something is wrong with one."""
 
     def run(self) -> None:
-        from gpukiln.release.overview import look, require_whole
+        from gpukiln.release.overview import read_channels, require_consistent
         from gpukiln.release.view import channels_table, trust_notes
 
-        overview = look(*self.connect())
+        overview = read_channels(*self.connect())
         errors = {region: error.message for region, error in overview.errors.items()}
         parts = [channels_table(overview.rows)] if overview.rows else []
         self.report(None, parts, schema="ami.channels/1", channels=overview.rows, errors=errors)
@@ -162,7 +162,7 @@ class AmiChannels(RegionOptions):
             say("no channel points at anything yet")
         for note in trust_notes(overview.rows):
             say(note)
-        require_whole(overview)
+        require_consistent(overview)
 
 
 @dataclass(frozen=True)
@@ -180,20 +180,20 @@ class AmiPrune(RemovalOptions, RegionOptions):
     def run(self) -> None:
         from gpukiln.progress import Progress
         from gpukiln.release import prune
-        from gpukiln.release.in_use import listed
+        from gpukiln.release.in_use import images_in_files
         from gpukiln.release.log import ReleaseLog
         from gpukiln.release.options import unique_words
         from gpukiln.release.view import prune_notice, prune_table
 
         cloud, regions = self.connect()
-        rules = prune.Rules(
+        rules = prune.PruneRules(
             **self.pick("limit", "without_channels"),
             older_than_days=self.older_than,
             keep=None if self.keep < 0 else self.keep,
-            in_use=listed(unique_words(self.in_use)),
+            in_use=images_in_files(unique_words(self.in_use)),
         )
         for region in regions:
-            _clean_up_after_killed(cloud.in_region(region), dry_run=not self.removes)
+            _clean_up_killed(cloud.in_region(region), dry_run=not self.removes)
         with Progress().step(f"{'remove' if self.removes else 'look for'} images that can be removed"):
             pruned = prune.prune(cloud, regions, rules, ReleaseLog(), remove=self.removes)
         parts = [prune_table(pruned)] if any(row.actions for row in pruned) else []
@@ -204,15 +204,15 @@ class AmiPrune(RemovalOptions, RegionOptions):
         prune.require_complete(pruned)
 
 
-def _clean_up_after_killed(cloud: Cloud, *, dry_run: bool) -> None:
+def _clean_up_killed(cloud: Cloud, *, dry_run: bool) -> None:
     """A role that releases may not ask EC2 for machines: records and keys of this machine have to do."""
     from gpukiln.images.builds import Builds
-    from gpukiln.images.killed import clean_up_after_killed, tell_killed
+    from gpukiln.images.orphans import clean_up_killed_builds, report_killed
 
     if dry_run:
-        tell_killed(Builds(), say)
+        report_killed(Builds(), say)
     else:
-        clean_up_after_killed(cloud, Builds(), say, ask=False)
+        clean_up_killed_builds(cloud, Builds(), say, ask=False)
 
 
 def _report(command: JsonOptions, release: Release) -> None:

@@ -109,7 +109,7 @@ class WorkspaceUp(WorkspaceOptions, ProfileOptions, JsonOptions):
         from gpukiln.units import Money
         from gpukiln.workspaces import view
         from gpukiln.workspaces.operations import details
-        from gpukiln.workspaces.provision import look_ahead, raise_up, today
+        from gpukiln.workspaces.provision import preview_workspace, provision_workspace, today
 
         spec = self.spec(
             **self.pick("simulated", "keep"),
@@ -119,7 +119,7 @@ class WorkspaceUp(WorkspaceOptions, ProfileOptions, JsonOptions):
         regions = words(self.region) or [spec.contract.region]
         clouds = [self.connect_to(self.cloud, region) for region in regions]
         if self.dry_run:
-            preview = view.preview_of(*look_ahead(clouds, spec, say), today())
+            preview = view.preview_of(*preview_workspace(clouds, spec, say), today())
             self.report(preview, view.preview_parts(preview))
             say("dry run: nothing was started")
             return
@@ -129,7 +129,7 @@ class WorkspaceUp(WorkspaceOptions, ProfileOptions, JsonOptions):
             results(json=True).show(*view.preview_parts(view.preview(cloud, plan, today())))
             require_consent(f"starting {plan.contract.workspace_name}", (), yes=self.yes)
 
-        cloud, workspace = raise_up(
+        cloud, workspace = provision_workspace(
             clouds,
             spec,
             say,

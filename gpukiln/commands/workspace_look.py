@@ -1,4 +1,4 @@
-"""Workspaces: listed, shown, reached, verified, accounted for."""
+"""Workspaces: listed, shown, workspace_ssh, verified, accounted for."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ class WorkspaceSsh(ExistingOptions):
         import shlex
 
         from gpukiln import programs
-        from gpukiln.workspaces.reach import reached
+        from gpukiln.workspaces.reach import workspace_ssh
 
         cloud, workspace = self.find()
-        ssh = reached(cloud, workspace).command(*self.command, batch=False)
+        ssh = workspace_ssh(cloud, workspace).command(*self.command, batch=False)
         if self.print:
             results().show(shlex.join(ssh))
             return 0
         variables = {**os.environ, **cloud.environment()}
         environment = {name: value for name, value in variables.items() if value}
-        return programs.attached(ssh, environment=environment)
+        return programs.run_on_terminal(ssh, environment=environment)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class WorkspaceStatus(ExistingOptions, JsonOptions):
         from gpukiln.workspaces import lifecycle, operations, view
 
         cloud, workspace = self.find()
-        verdict, folder, health = None, "", lifecycle.only(workspace).health
+        verdict, folder, health = None, "", lifecycle.only_machine(workspace).health
         if self.deep:
             checked = operations.verify(cloud, workspace)
             verdict, folder, health = checked.verdict, str(checked.folder), checked.words

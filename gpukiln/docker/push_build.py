@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpukiln.clouds.base import Cloud
 from gpukiln.docker.builds import ContainerBuild, ContainerRecord
-from gpukiln.docker.push import Built, Pushed, push
+from gpukiln.docker.push import Built, PushedImage, push
 from gpukiln.docker.repository import Address, find
 from gpukiln.errors import RefusedError
 from gpukiln.progress import Progress
@@ -22,7 +22,7 @@ def push_build(
     unverified: bool,
     create: bool,
     dry_run: bool,
-) -> tuple[Built, str, Pushed | None]:
+) -> tuple[Built, str, PushedImage | None]:
     """Push the image of a build; the build is locked, so that its record has every push.
 
     Args:
@@ -53,7 +53,7 @@ def push_build(
 
 
 def _require_verified(record: ContainerRecord) -> None:
-    if record.verdict and record.verdict.proves:
+    if record.verdict and record.verdict.passed_without_simulation:
         return
     state = f"is {record.state}, wanted a passed verification"
     if record.verdict and record.verdict.simulated:

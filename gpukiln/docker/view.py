@@ -7,7 +7,7 @@ from rich.text import Text
 
 from gpukiln.catalog.cuda import needs
 from gpukiln.catalog.gpus import gpu
-from gpukiln.docker.build import is_under_way
+from gpukiln.docker.build import is_build_running
 from gpukiln.docker.builds import ContainerBuild, ContainerBuilds, ContainerRecord
 from gpukiln.docker.check import ContainerCheck
 from gpukiln.docker.engine import ImageInfo
@@ -78,7 +78,7 @@ def verdict_parts(build: ContainerBuild, verdict: Verdict) -> Iterator[Renderabl
 
 def builds_table(builds: ContainerBuilds, records: Sequence[ContainerRecord]) -> Rows:
     """One row for each build."""
-    running = "running" if is_under_way(builds) else "killed"
+    running = "running" if is_build_running(builds) else "killed"
     table = Rows("build", "image", "base", "state", "size", "checks", "took", first=2)
     for record in records:
         table.add(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpukiln.exports.import_disk import DiskFile, Imported
-from gpukiln.exports.run import Exported, ExportPlan
+from gpukiln.exports.import_disk import DiskFile, ImportResult
+from gpukiln.exports.run import ExportPlan, ExportResult
 from gpukiln.units import Memory
 
 
@@ -14,13 +14,13 @@ def plan_lines(plan: ExportPlan) -> Iterator[str]:
     data = "" if plan.data_bytes is None else f", {Memory(plan.data_bytes).shown} of it data"
     yield f"{plan.image_id} -> {plan.output} ({plan.to})"
     yield f"a disk of {Memory(plan.disk_bytes).shown}{data}"
-    yield "verified" if plan.proven else f"not verified: {plan.why_unproven}"
+    yield "verified" if plan.verified else f"not verified: {plan.why_unverified}"
     yield from (f"will be missing: {line}" for line in _by_reason(plan.missing))
     for device in plan.others:
         yield f"not exported: the image's disk {device}, which is not its root"
 
 
-def export_lines(export: Exported) -> Iterator[str]:
+def export_lines(export: ExportResult) -> Iterator[str]:
     """What an export wrote."""
     size, disk = Memory(export.bytes).shown, Memory(export.virtual_bytes).shown
     yield f"{export.output}: {export.to}, {size}, a disk of {disk}"
@@ -35,7 +35,7 @@ def export_lines(export: Exported) -> Iterator[str]:
         yield f"what it boots on is not known: {export.boots_on_unknown}"
     yield from (f"with it: {file.name}" for file in export.files)
     yield from (f"missing: {line}" for line in _by_reason(export.missing))
-    if not export.proven:
+    if not export.verified:
         yield "the image was not verified"
 
 
@@ -52,7 +52,7 @@ def import_plan_line(disk: DiskFile, region: str) -> str:
     return f"{disk.file}: {disk.form}, {disk.size_gib} GiB -> {disk.name} in {region}"
 
 
-def import_lines(image: Imported) -> Iterator[str]:
+def import_lines(image: ImportResult) -> Iterator[str]:
     """What an import made."""
     yield f"{image.image_id} {image.name}{' (exists already)' if image.found else ''}"
     yield f"{image.architecture}, {image.boot_mode}, {image.size_gib} GiB, {image.snapshot_id}"

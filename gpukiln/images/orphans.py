@@ -24,7 +24,7 @@ from gpukiln.instances.orphans import (
     Orphan,
     builds_with_orphans,
     find_orphans,
-    remove_leftovers,
+    remove_orphans,
     remove_unrecorded,
     sweep,
     unrecorded_images,
@@ -108,7 +108,7 @@ def report_killed(builds: Builds, say: Callable[[str], None]) -> None:
         )
 
 
-def remove_orphans(
+def clean_up_killed_builds(
     cloud: Cloud, builds: Builds, say: Callable[[str], None], *, ask: bool = True
 ) -> list[str]:
     """Remove what commands of this machine left behind that were killed or could not clean up.
@@ -221,18 +221,18 @@ def find_local_orphans(cloud: Cloud, builds: Builds) -> list[Orphan]:
     return orphans
 
 
-def remove_leftovers_here(
-    cloud: Cloud, builds: Builds, leftovers: list[Leftover], say: Callable[[str], None]
-) -> list[Leftover]:
-    """Remove leftovers, those of killed builds of this machine with all that these left.
+def remove_local_orphans(
+    cloud: Cloud, builds: Builds, orphans: list[Orphan], say: Callable[[str], None]
+) -> list[Orphan]:
+    """Remove orphans, those of killed builds of this machine with everything of these builds.
 
     Returns:
         What was removed.
     """
-    removed_ids = clean_up_after_killed(cloud, builds, say)
-    rest = [leftover for leftover in leftovers if leftover.id not in removed_ids]
-    removed = [leftover for leftover in leftovers if leftover.id in removed_ids]
-    return removed + remove_leftovers(cloud, rest, say)
+    removed_ids = clean_up_killed_builds(cloud, builds, say)
+    rest = [orphan for orphan in orphans if orphan.id not in removed_ids]
+    removed = [orphan for orphan in orphans if orphan.id in removed_ids]
+    return removed + remove_orphans(cloud, rest, say)
 
 
 def _local_orphan(build_id: str, kind: str, id: str, reason: str) -> Orphan:

@@ -8,8 +8,8 @@ from rich.console import RenderableType
 
 from gpukiln.images.builds import Build, Builds, Record
 from gpukiln.images.cost import cost_lines
-from gpukiln.images.killed import killed_builds
 from gpukiln.images.modules import module_line
+from gpukiln.images.orphans import killed_builds
 from gpukiln.images.plan_view import plan_table
 from gpukiln.images.stages import stage_line
 from gpukiln.reports.tables import Rows
@@ -49,7 +49,7 @@ def record_parts(build: Build, record: Record) -> Iterator[RenderableType]:
             yield f"{module_line(use)}\n"
     if record.verdict:
         yield render(record.verdict)
-        for name, verdict in record.judged.items():
+        for name, verdict in record.newest_verdicts.items():
             outcome = "passed" if verdict.passed else "FAILED"
             yield (
                 f"{name}: {outcome} on {verdict.started_at}, {counts_text(verdict.checks)}, "

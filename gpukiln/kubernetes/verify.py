@@ -9,10 +9,10 @@ from urllib.parse import quote
 from gpukiln.docker.builds import ContainerBuilds
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes.cluster import Cluster
-from gpukiln.kubernetes.prove import GpuTestOptions, prove
+from gpukiln.kubernetes.cluster_verification import GpuTestOptions, gather_cluster_facts
 from gpukiln.nodes.runs import RunStore
 from gpukiln.progress import Progress
-from gpukiln.verify.report import Live
+from gpukiln.verify.report import LiveReport
 from gpukiln.verify.suite import run_suite
 from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import Verdict
@@ -45,12 +45,12 @@ def verify_cluster(cluster: Cluster, options: GpuTestOptions) -> tuple[Verdict, 
         The verdict, and the folder of its report.
 
     Raises:
-        GpukilnError: The cluster can't be tested, see `prove`.
+        GpukilnError: The cluster can't be tested, see `gather_cluster_facts`.
     """
     run, progress = RunStore().create("cluster"), Progress()
     with progress.step(f"ask {cluster.context}"):
-        facts = prove(cluster, options, run.folder, say=progress.say)
-    live = Live(progress)
+        facts = gather_cluster_facts(cluster, options, run.folder, say=progress.say)
+    live = LiveReport(progress)
     with progress.step("verify"):
         verdict = run_suite(
             Target(cluster.context, f"facts://{quote(str(facts), safe='')}"),

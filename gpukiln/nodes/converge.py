@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from gpukiln.catalog.components import apply_overrides, as_plain, load_components
+from gpukiln.catalog.components import apply_overrides, load_components, to_plain_data
 from gpukiln.errors import CheckFailedError, PartialError, UnavailableError, UsageError
 from gpukiln.nodes.playbook import (
     PlaybookRequest,
@@ -17,7 +17,7 @@ from gpukiln.nodes.playbook import (
     read_inventory,
     require_known_variables,
     run_playbook,
-    without_group,
+    ungrouped_warning,
 )
 from gpukiln.nodes.results import RunResult
 from gpukiln.nodes.runs import NodeRun, RunStore
@@ -55,7 +55,7 @@ def playbook_request(
         raise UsageError("--inventory is missing", hint="ansible/inventory/example.yml is one to copy")
     if forks < 1:
         raise UsageError(f"--forks is {forks}, wanted 1 or more")
-    components = as_plain(apply_overrides(load_components(), overrides))
+    components = to_plain_data(apply_overrides(load_components(), overrides))
     if unknown := [name for name in left_out if name not in components]:
         raise UsageError(f"there is no component {unknown[0]!r}", hint=f"valid: {', '.join(components)}")
     if unknown := [name for name in also if name not in OPTIONAL_ROLES]:
@@ -117,7 +117,7 @@ def converge(purpose: str, request: PlaybookRequest, say: Callable[[str], None])
     hosts = list_hosts(request)
     inventory = read_inventory(request)
     require_known_variables(request, inventory)
-    if notice := without_group(request, inventory, hosts):
+    if notice := ungrouped_warning(request, inventory, hosts):
         say(notice)
     run, progress = RunStore().create(purpose), Progress()
     check, plural = " (check)" if request.check else "", "s" if len(hosts) > 1 else ""
@@ -127,7 +127,7 @@ def converge(purpose: str, request: PlaybookRequest, say: Callable[[str], None])
             hosts,
             run.folder,
             on_host=lambda host, state: progress.say(f"{host}: {state}"),
-            on_task=lambda host, task: progress.doing(f"{host}: {task}"),
+            on_task=lambda host, task: progress.show_activity(f"{host}: {task}"),
         )
         if result.unfinished:
             progress.fail()

@@ -77,7 +77,7 @@ def error_lines(failed: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             yield f"next: {row['hint']}"
 
 
-def exit_code(answers: Iterable[Said]) -> int:
+def exit_code(answers: Iterable[GpuAnswer]) -> int:
     """That of all machines, or that of a partial success where they differ."""
     codes = {answer.exit_code for answer in answers}
     return codes.pop() if len(codes) == 1 else PartialError.exit_code

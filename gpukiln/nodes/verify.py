@@ -65,7 +65,7 @@ def examine(
             forks=forks,
             max_seconds=until - time.monotonic(),
             on_host=lambda host, state: progress.say(f"{host}: {state}"),
-            live=Live(progress) if len(targets) == 1 and purpose == "verify" else None,
+            live=LiveReport(progress) if len(targets) == 1 and purpose == "verify" else None,
         )
         if not all(result.verdict and result.verdict.passed for result in verifications):
             progress.fail()

@@ -50,8 +50,8 @@ class MachineUsage:
         Raises:
             UsageError: A month does not have so many hours, or the volume is no size.
         """
-        if not 1 <= hours <= HOURS_MOST:
-            raise UsageError(f"--hours {hours}, wanted hours of a month", hint=f"1 to {HOURS_MOST}")
+        if not 1 <= hours <= MAX_HOURS_PER_MONTH:
+            raise UsageError(f"--hours {hours}, wanted hours of a month", hint=f"1 to {MAX_HOURS_PER_MONTH}")
         gb = Memory.parse(volume, "--volume", zero=True).gb if volume else 0
         return cls(hours, gb, address)
 

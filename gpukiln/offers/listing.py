@@ -135,7 +135,7 @@ class FitReport:
     machines: tuple[FitResult, ...]
 
 
-def require_fits(check: Checked) -> None:
+def require_fits(check: FitReport) -> None:
     """Raises IncompatibleError where image and workload do not fit the first machine."""
     for machine in check.machines:
         if not machine.fits:

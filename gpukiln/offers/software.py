@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from gpukiln.catalog.components import load_components
 from gpukiln.catalog.containers import container_names
 from gpukiln.catalog.instance_types import instance_type, instance_types
-from gpukiln.catalog.workloads import of_cuda, workload
+from gpukiln.catalog.workloads import cuda_workload, workload
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import UsageError
 from gpukiln.images.builds import Builds
-from gpukiln.offers.fit import of_ami, of_record
+from gpukiln.offers.fit import subject_of_ami, subject_of_record
 from gpukiln.offers.listing import RunSpec
 
 AUTO = "auto"
@@ -38,16 +38,16 @@ def run_spec(needs: str, image: str, cloud: Cloud | None) -> RunSpec:
             raise UsageError(
                 f"--needs {needs} and --image {image} are both what is to run", hint="one of them"
             )
-        return RunSpec(workload=of_cuda(load_components()["cuda"].version or ""))
+        return RunSpec(workload=cuda_workload(load_components()["cuda"].version or ""))
     if not image.startswith("ami-"):
-        return RunSpec(image=of_record(Builds().find(image).read()), workload=named)
+        return RunSpec(image=subject_of_record(Builds().find(image).read()), workload=named)
     if build := Builds().of_image(image):
-        return RunSpec(image=of_record(build.read()), workload=named)
+        return RunSpec(image=subject_of_record(build.read()), workload=named)
     if cloud is None:
         raise UsageError(
             f"{image} was not built here", hint="--cloud says where to look it up: aws or embedded"
         )
-    return RunSpec(image=of_ami(cloud, image), workload=named)
+    return RunSpec(image=subject_of_ami(cloud, image), workload=named)
 
 
 def split_machines(names: Sequence[str], image: str, needs: str) -> tuple[list[str], str]:

@@ -17,9 +17,9 @@ from gpukiln.images.plan_view import plan_table
 from gpukiln.images.subject import subject_from_tags
 from gpukiln.instances.access import access_line
 from gpukiln.instances.tags import tags_of
-from gpukiln.proof.pipeline import why_build
-from gpukiln.proof.tags import ProvenAmi, find_proven
-from gpukiln.proof.verify import verify_again
+from gpukiln.pipeline.steps import why_build
+from gpukiln.pipeline.verdict_tags import VerifiedAmi, find_verified
+from gpukiln.pipeline.verify import verify_again
 from gpukiln.state import state_home
 from gpukiln.verify import report
 from gpukiln.verify.digest import suite_digest
@@ -41,7 +41,7 @@ class BuildPreview:
     """
 
     plan: ImagePlan
-    existing: ProvenAmi | None
+    existing: VerifiedAmi | None
     is_current: bool
     why: list[str]
     cost: Cost | None
@@ -69,7 +69,7 @@ class BuildPreview:
 
 def preview(plan: ImagePlan, cloud: Cloud, builds: Builds) -> BuildPreview:
     """What a build of a plan would do; nothing is started."""
-    existing = find_proven(plan, cloud, suite_digest())
+    existing = find_verified(plan, cloud, suite_digest())
     return BuildPreview(
         plan,
         existing,
@@ -79,7 +79,7 @@ def preview(plan: ImagePlan, cloud: Cloud, builds: Builds) -> BuildPreview:
     )
 
 
-def reuse_line(existing: ProvenAmi, *, then: str) -> str:
+def reuse_line(existing: VerifiedAmi, *, then: str) -> str:
     """Why nothing is baked.
 
     Args:
@@ -95,7 +95,7 @@ def reuse_line(existing: ProvenAmi, *, then: str) -> str:
 
 
 def verify_existing(
-    existing: ProvenAmi,
+    existing: VerifiedAmi,
     plan: ImagePlan,
     cloud: Cloud,
     signer: Signer | None,

@@ -96,7 +96,7 @@ class PruneResult:
     @property
     def actions(self) -> list[str]:
         """Of each image, and of each snapshot of an earlier run."""
-        return [*(item.action for item in self.items), *self.leftovers.values()]
+        return [*(item.action for item in self.items), *self.orphaned_snapshots.values()]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from gpukiln.attest.trust import require_signer
 from gpukiln.errors import UsageError
-from gpukiln.images import killed
+from gpukiln.images import orphans
 from gpukiln.images.builds import Builds
 from gpukiln.images.channels import Channel
 from gpukiln.images.subject import check_machines
 from gpukiln.instances.access import access_line
-from gpukiln.proof.verify import verify_again
+from gpukiln.pipeline.verify import verify_again
 from gpukiln.release.find import LocatedImage
 from gpukiln.release.needs import machines_to_try
 from gpukiln.state import state_home
@@ -37,7 +37,7 @@ def verifications(
 ) -> list[tuple[str, ...]]:
     """The instance types of each verification; none where a channel requires no other verdict.
 
-    What killed commands of this computer left is removed before, as it may hold the quota of machines.
+    What orphans commands of this computer left is removed before, as it may hold the quota of machines.
 
     Args:
         rules: Those of the channel; None: no channel was named.
@@ -55,14 +55,14 @@ def verifications(
     named = check_machines(subject, instance_types)
     machines = [named]
     if rules:
-        proof, has_gpus = image.proof(rules), image.cloud.has_gpus
+        proof, has_gpus = image.verification(rules), image.cloud.has_gpus
         missing = machines_to_try(channel, rules, proof, list(named), has_gpus=has_gpus)
         machines = list(dict.fromkeys(check_machines(subject, types) for types in missing))
         if not machines:
             say(f"channel {channel} requires no other verdict on {subject.image_id}: nothing to verify")
             return []
         require_signer(channel, rules, signer, image.cloud)
-    killed.clean_up_after_killed(image.cloud, Builds(), say)
+    orphans.clean_up_killed_builds(image.cloud, Builds(), say)
     say(access_line(image.cloud))
     return machines
 

@@ -46,7 +46,7 @@ def trust_notes(rows: Sequence[ChannelRow]) -> Iterator[str]:
         yield f"note: {', '.join(channels)}: {trust}"
 
 
-def prune_notice(regions: Sequence[RegionPrune]) -> str:
+def prune_notice(regions: Sequence[PruneResult]) -> str:
     """What --yes would remove; empty where no region could be looked at."""
     if all(region.error for region in regions):
         return ""

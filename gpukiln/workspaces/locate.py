@@ -30,7 +30,9 @@ def locate(name: str, cloud: str, region: str, connect: Connect) -> tuple[Cloud,
     if not name:
         raise UsageError("no workspace is named", hint="`invoke workspace.list` shows them")
     remembered = [
-        (record.cloud, record.region) for record in local_state.where(name) if cloud in ("", record.cloud)
+        (record.cloud, record.region)
+        for record in local_state.regions_with(name)
+        if cloud in ("", record.cloud)
     ]
     places = remembered
     if region:
@@ -46,7 +48,7 @@ def locate(name: str, cloud: str, region: str, connect: Connect) -> tuple[Cloud,
             hint="`invoke workspace.list --refresh --regions REGION --cloud CLOUD` asks a region",
         )
     connected = connect(*places[0])
-    if workspaces := lifecycle.find(connected, name):
+    if workspaces := lifecycle.find_workspaces(connected, name):
         return connected, workspaces[0]
     local_state.refresh(connected)
     if places[0] not in remembered:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import CheckFailedError, GpukilnError, RefusedError, UnavailableError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.progress import Progress
-from gpukiln.verify.report import Live
+from gpukiln.verify.report import LiveReport
 from gpukiln.workspaces import lifecycle, local_state, reach, ssh_config, view, volumes
 from gpukiln.workspaces.contract import Workspace
 from gpukiln.workspaces.lifecycle import ExistingWorkspace
-from gpukiln.workspaces.network import key_file, owner_file, started_here
-from gpukiln.workspaces.provision import alone, note_what_runs, wait_until_done
-from gpukiln.workspaces.reach import HealthReport, reached
+from gpukiln.workspaces.network import is_started_here, key_file, owner_file
+from gpukiln.workspaces.provision import note_running_machines, wait_until_done, workspace_lock
+from gpukiln.workspaces.reach import HealthReport, workspace_ssh
 from gpukiln.workspaces.volumes import Home
 
 Say = Callable[[str], None]
@@ -31,7 +31,7 @@ def details(cloud: Cloud, workspace: ExistingWorkspace) -> view.WorkspaceDetails
 
 def stop(cloud: Cloud, workspace: ExistingWorkspace, say: Say) -> ExistingWorkspace:
     """Stop the machine of a workspace; returns the workspace as it is then."""
-    with alone(cloud, workspace.name):
+    with workspace_lock(cloud, workspace.name):
         local_state.refresh(cloud)
         if not lifecycle.stop(cloud, workspace):
             say(f"{workspace.name} was stopped already")
@@ -50,23 +50,23 @@ def start(
         The workspace as it is then, and its health where it was verified.
     """
     health = None
-    with alone(cloud, workspace.name):
+    with workspace_lock(cloud, workspace.name):
         try:
             if not lifecycle.start(cloud, workspace):
                 say(f"{workspace.name} runs already")
             elif wait:
                 wait_until_done(cloud, _by_tags(workspace), say=say)
                 if key_file(cloud, workspace.name).exists():  # else this computer can't reach it
-                    health = reach.look(cloud, _refreshed(cloud, workspace))
+                    health = reach.check_health(cloud, _refreshed(cloud, workspace))
         except KeyboardInterrupt as interrupt:
-            note_what_runs(cloud, _refreshed(cloud, workspace), interrupt)
+            note_running_machines(cloud, _refreshed(cloud, workspace), interrupt)
             raise
     return _refreshed(cloud, workspace), health
 
 
 def require_healthy(workspace: ExistingWorkspace, health: HealthReport | None) -> None:
     """Raises CheckFailedError where a workspace was found unhealthy."""
-    if health and not health.good:
+    if health and not health.is_healthy:
         raise CheckFailedError(
             f"{workspace.name} is {health.words}", hint=f"the report is in {health.folder}"
         )
@@ -76,8 +76,8 @@ def verify(cloud: Cloud, workspace: ExistingWorkspace) -> HealthReport:
     """Verify the machine of a workspace by the host suite; each check is shown when it is done."""
     progress = Progress()
     with progress.step(f"look at {workspace.name}"):
-        health = reach.look(cloud, workspace, live=Live(progress))
-        if not health.good:
+        health = reach.check_health(cloud, workspace, live=LiveReport(progress))
+        if not health.is_healthy:
             progress.fail()
     return health
 
@@ -89,7 +89,7 @@ def require_owner(cloud: Cloud, workspace: ExistingWorkspace, owner: str, *, kee
         RefusedError: The owner is not named.
     """
     removes = workspace.machines or (workspace.homes and not keep_home)
-    if removes and not owner and not started_here(cloud, workspace.name, workspace.owner):
+    if removes and not owner and not is_started_here(cloud, workspace.name, workspace.owner):
         raise RefusedError(
             f"{workspace.name} is {workspace.owner}'s, and this computer did not start it",
             hint=f"--owner {workspace.owner} confirms that you know",
@@ -105,12 +105,12 @@ def remove(
         owner: As it was named; empty: by its tags.
         force: Whether it is removed though somebody works there.
     """
-    with alone(cloud, workspace.name):
+    with workspace_lock(cloud, workspace.name):
         local_state.refresh(cloud)
         removed = replace(_by_tags(workspace), owner=owner or workspace.owner)
-        busy = None if force else reach.busy(cloud, workspace)
+        busy = None if force else reach.ask_busy(cloud, workspace)
         ssh_config.remove_entry(workspace.name)
-        lifecycle.down(cloud, removed, workspace, keep_home=keep_home, force=force, busy=busy)
+        lifecycle.remove_workspace(cloud, removed, workspace, keep_home=keep_home, force=force, busy=busy)
         if not keep_home:
             owner_file(cloud, workspace.name).unlink(missing_ok=True)
         local_state.refresh(cloud)
@@ -134,7 +134,7 @@ def move(cloud: Cloud, workspace: ExistingWorkspace, zone: str, say: Say) -> Hom
     """
     if not workspace.homes:
         raise UnavailableError(f"{workspace.name} has no home", hint="there is nothing to move")
-    with alone(cloud, workspace.name):
+    with workspace_lock(cloud, workspace.name):
         home = volumes.move(cloud, workspace.homes[0], zone, say=say)
         local_state.refresh(cloud)
     return home
@@ -150,7 +150,7 @@ def reach_by_name(
     """
     home, name = Path.home(), workspace.name
     try:
-        file = ssh_config.write_entry(home, name, reached(cloud, workspace))
+        file = ssh_config.write_entry(home, name, workspace_ssh(cloud, workspace))
     except GpukilnError as error:
         say(f"note: `ssh {name}` does not reach it: {error.message}")
         return
@@ -176,7 +176,7 @@ def write_files(files: dict[str, bytes], out: str, say: Say, *, folder: bool) ->
     for name, content in files.items():
         path = Path(out) / name if folder else Path(out)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content, mode=0o644)
+        write_atomic(path, content, mode=0o644)
         say(f"{path}: {len(content)} bytes")
 
 

@@ -175,9 +175,11 @@ def _priced_offer(offer: Offer, costs: Month) -> PricedOffer:
     )
 
 
-def preview_of(cloud: Cloud, ahead: WorkspacePlan | ExistingWorkspace, today: date) -> Preview:
+def preview_of(cloud: Cloud, ahead: WorkspacePlan | ExistingWorkspace, today: date) -> WorkspacePreview:
     """What `workspace.up` would start: nothing where the workspace has a machine already."""
-    return running(cloud, ahead) if isinstance(ahead, ExistingWorkspace) else preview(cloud, ahead, today)
+    if isinstance(ahead, ExistingWorkspace):
+        return running_preview(cloud, ahead)
+    return preview(cloud, ahead, today)
 
 
 def running_preview(cloud: Cloud, existing: ExistingWorkspace) -> WorkspacePreview:

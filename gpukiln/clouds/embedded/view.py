@@ -10,10 +10,10 @@ from rich.console import RenderableType
 from gpukiln.catalog.boards import boards
 from gpukiln.clouds.embedded.client import server_status
 from gpukiln.clouds.embedded.gpus.settings import SCENARIOS, SETTINGS
-from gpukiln.clouds.embedded.inventory import kept, problems
+from gpukiln.clouds.embedded.inventory import problems, stored_disks
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.scarcity import Line
-from gpukiln.clouds.embedded.volume_files import kept as kept_volumes
+from gpukiln.clouds.embedded.volume_files import stored_volumes
 from gpukiln.reports.tables import Rows
 
 
@@ -22,8 +22,8 @@ def status(layout: Layout) -> dict[str, Any]:
     return {
         "home": str(layout.home),
         "server": server_status(layout),
-        "disks": kept(layout),
-        "volumes": kept_volumes(layout),
+        "disks": stored_disks(layout),
+        "volumes": stored_volumes(layout),
         "problems": problems(layout),
     }
 

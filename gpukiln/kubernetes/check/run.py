@@ -11,15 +11,15 @@ from typing import Any
 from gpukiln.catalog import cuda
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.kubernetes.check import output
-from gpukiln.kubernetes.check.crds import KIND, definitions, of_cluster
-from gpukiln.kubernetes.check.evaluate import Report, apply_rules, choose
-from gpukiln.kubernetes.check.live import ask_server, live_pools, read_cluster, versions
+from gpukiln.kubernetes.check.crds import KIND, cluster_definitions, definitions
+from gpukiln.kubernetes.check.evaluate import CheckReport, apply_rules, select_rules
+from gpukiln.kubernetes.check.live import dry_run_objects, live_pools, read_cluster, schema_version
 from gpukiln.kubernetes.check.reading import Reading, read
 from gpukiln.kubernetes.check.rules import NEWEST, Context
 from gpukiln.kubernetes.check.schema import minors
-from gpukiln.kubernetes.check.workload import Unchecked
+from gpukiln.kubernetes.check.workload import UncheckedItem
 from gpukiln.kubernetes.cluster import Cluster
-from gpukiln.kubernetes.machines import sold
+from gpukiln.kubernetes.machines import launchable_types
 from gpukiln.kubernetes.pools import Pool, pools_in
 from gpukiln.reports.sarif import write_sarif
 from gpukiln.typed import unknown
@@ -55,7 +55,7 @@ class CheckOptions:
     junit: str
 
 
-def check(options: CheckOptions, say: Callable[[str], None]) -> Report:
+def check(options: CheckOptions, say: Callable[[str], None]) -> CheckReport:
     """Check files, and what a cluster has or would refuse.
 
     Args:
@@ -71,7 +71,7 @@ def check(options: CheckOptions, say: Callable[[str], None]) -> Report:
         raise UsageError("--context and --namespace belong to --cluster and --server")
     checked_versions = minors(options.kubernetes or f"1.{NEWEST}")
     skipped = split_skips(options.skip)
-    choose(options.rule, skipped)
+    select_rules(options.rule, skipped)
     crds = _definitions(options.crd)
     reading = read(options.files)
     if options.cluster or options.server:
@@ -97,7 +97,7 @@ def _read_live(options: CheckOptions, reading: Reading, say: Callable[[str], Non
     """Read what a cluster has, and ask what it would refuse.
 
     Returns:
-        Its version, unless versions were named, and with --cluster its CustomResourceDefinitions.
+        Its version, unless schema_version were named, and with --cluster its CustomResourceDefinitions.
     """
     api = Cluster(options.context)
     crds: Manifests = []
@@ -105,15 +105,15 @@ def _read_live(options: CheckOptions, reading: Reading, say: Callable[[str], Non
     if options.server:
         count = len(reading.resources)
         say(f"asking {api.server} of context {api.context} for a dry run of {count} objects")
-        ask_server(reading, api)
+        dry_run_objects(reading, api)
     if options.cluster:
         read_cluster(reading, api, "" if everywhere else options.namespace, everywhere=everywhere)
         reading.pools = live_pools(reading, api)
         try:
-            crds = list(of_cluster(api))
+            crds = list(cluster_definitions(api))
         except UnavailableError as error:
-            reading.unchecked.append(Unchecked(f"context {api.context}", 1, f"{KIND}: {error.message}"))
-    return "" if options.kubernetes else versions(reading, api), crds
+            reading.unchecked.append(UncheckedItem(f"context {api.context}", 1, f"{KIND}: {error.message}"))
+    return "" if options.kubernetes else schema_version(reading, api), crds
 
 
 def split_skips(text: str) -> list[str]:
@@ -129,8 +129,8 @@ def split_skips(text: str) -> list[str]:
 
 def _types(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
-        if name not in sold():
-            raise unknown("GPU instance type", name, sold())
+        if name not in launchable_types():
+            raise unknown("GPU instance type", name, launchable_types())
     return tuple(names)
 
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpukiln.nodes.passthrough import create
-from gpukiln.nodes.passthrough.api import Way, connect
-from gpukiln.nodes.passthrough.apply import read_undo, set_gpu, take_back, takes_back
-from gpukiln.nodes.passthrough.evaluate import Evaluation, PassthroughRequest, evaluate, vm_of
-from gpukiln.nodes.passthrough.facts import PveFacts, find_node, find_vm, look
-from gpukiln.nodes.passthrough.model import Created, Passthrough, PassthroughVm, Undone, exit_code
-from gpukiln.nodes.passthrough.view import refusal, render, render_created, render_undone, said
+from gpukiln.nodes.passthrough.api import PveTarget, connect
+from gpukiln.nodes.passthrough.apply import check_undo, read_undo, set_gpu, undo_change
+from gpukiln.nodes.passthrough.evaluate import Evaluation, PassthroughRequest, describe_vm, evaluate
+from gpukiln.nodes.passthrough.facts import PveFacts, find_node, find_vm, gather_facts
+from gpukiln.nodes.passthrough.model import Passthrough, PassthroughVm, UndoResult, VmCreation, exit_code
+from gpukiln.nodes.passthrough.view import outcome_line, refusal, render, render_created, render_undone
 from gpukiln.progress import Progress
 from gpukiln.state import state_home
 from gpukiln.units import Memory
@@ -43,25 +43,25 @@ class PassthroughRun:
         return exit_code(result.checks, all_seen=self.apply and not self.accept_unseen)
 
 
-def give_gpu(way: Way, number: int, request: PassthroughRequest, run: PassthroughRun) -> Passthrough:
+def give_gpu(way: PveTarget, number: int, request: PassthroughRequest, run: PassthroughRun) -> Passthrough:
     """Examine a GPU and a VM, and give the GPU to the VM."""
     progress, pve = Progress(), connect(way)
     with progress.step(f"look at VM {number} and {request.text}"):
         node, vm = find_vm(pve, number)
-        facts = look(pve, node, mapping=request.mapping, vm=number, ssh=run.ssh)
+        facts = gather_facts(pve, node, mapping=request.mapping, vm=number, ssh=run.ssh)
         result = evaluate(facts, request, vm)
-    document = _document(way, facts, request, result, run.exit_code(result), vm=vm_of(vm))
+    document = _document(way, facts, request, result, run.exit_code(result), vm=describe_vm(vm))
     run.show(render(document))
     if run.apply and document.done == "looked" and document.change:
         with progress.step(f"set {document.change.key} of VM {number}"):
             file = set_gpu(pve, node, vm, document.change, state_home() / "passthrough")
         document = replace(document, done="set", undo=str(file))
-    run.show(said(document))
+    run.show(outcome_line(document))
     return document
 
 
 def _document(
-    way: Way,
+    way: PveTarget,
     facts: PveFacts,
     request: PassthroughRequest,
     result: Evaluation,
@@ -91,27 +91,27 @@ UNDONE_LINES = {
 }
 
 
-def undo(name: str, token_file: str, *, apply: bool, show: Show) -> Undone:
+def undo(name: str, token_file: str, *, apply: bool, show: Show) -> UndoResult:
     """Take back the change that an undo file describes."""
     change = read_undo(Path(name).expanduser())
-    pve = connect(Way(change.pve, change.fingerprint, change.ca, token_file))
-    vm = takes_back(pve, change)
-    document = Undone(name, change, "as-is" if vm is None else "undone" if apply else "looked", 0)
+    pve = connect(PveTarget(change.pve, change.fingerprint, change.ca, token_file))
+    vm = check_undo(pve, change)
+    document = UndoResult(name, change, "as-is" if vm is None else "undone" if apply else "looked", 0)
     show(render_undone(document))
     if apply and vm is not None:
-        take_back(pve, change, vm)
+        undo_change(pve, change, vm)
     show(UNDONE_LINES[document.done])
     return document
 
 
 def create_vm(
-    way: Way,
+    way: PveTarget,
     number: int,
     node: str,
-    order: create.Order,
+    order: create.VmOptions,
     request: PassthroughRequest | None,
     run: PassthroughRun,
-) -> Created:
+) -> VmCreation:
     """Verify an exported image, and create its VM.
 
     Args:
@@ -119,34 +119,34 @@ def create_vm(
         node: Of the cluster; empty: its only one.
         request: The GPU that the VM gets; None: none.
     """
-    create.can_be_read(way)
+    create.require_uploadable(way)
     progress, image = Progress(), create.read_image(order.image)
     pve = connect(way)
     with progress.step(f"look at {way.pve}"):
         node = find_node(pve, node)
         gpu, value = None, ""
         if request is not None:
-            facts = look(pve, node, mapping=request.mapping, vm=None, ssh=run.ssh)
+            facts = gather_facts(pve, node, mapping=request.mapping, vm=None, ssh=run.ssh)
             memory_mib = Memory.parse(order.memory, "--memory").mib
             result = evaluate(facts, request, None, memory=memory_mib)
             value = result.value
             gpu = _document(way, facts, request, result, exit_code(result.checks), vm=None)
-        plan = create.plan(pve, order, image, node, number, value)
+        plan = create.plan_vm(pve, order, image, node, number, value)
         version = str(pve.get("version")["version"])
     with progress.step("verify the image"):
         size = max(1, image.path.stat().st_size)
-        check = create.verify(image, lambda done: progress.say(f"{100 * done // size} %"))
+        check = create.check_checksum(image, lambda done: progress.say(f"{100 * done // size} %"))
     checks = (check, *plan.checks)
     every = (*checks, *(gpu.checks if gpu else ()))
     code = exit_code(every, all_seen=run.apply and not run.accept_unseen)
-    document = Created(
+    document = VmCreation(
         pve=way.pve,
         version=version,
         node=node,
         vm=plan.vm,
         image=str(image.path),
         sha256=image.sha256,
-        config=plan.shown,
+        config=plan.public_config,
         gpu=gpu,
         checks=checks,
         done="refused" if code else "looked",
@@ -155,7 +155,7 @@ def create_vm(
     run.show(render_created(document))
     if run.apply and not code:
         with progress.step(f"create VM {plan.vm}"):
-            create.make(pve, order, plan, progress.say)
+            create.create_vm(pve, order, plan, progress.say)
         document = replace(document, done="made")
     lines = {
         "refused": f"nothing was created: {refusal(every)}",

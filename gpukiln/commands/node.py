@@ -40,6 +40,7 @@ class ConvergeOptions(JsonOptions):
         from gpukiln.catalog.components import apply_overrides, as_plain, load_components
         from gpukiln.errors import UsageError
         from gpukiln.nodes.playbook import PlaybookRequest
+        from gpukiln.project import OwnRoles, role_variables, roles
 
         if not self.inventory:
             raise UsageError("--inventory is missing", hint="ansible/inventory/example.yml is one to copy")
@@ -54,6 +55,7 @@ class ConvergeOptions(JsonOptions):
                 f"there is no optional role {unknown[0]!r}", hint=f"valid: {', '.join(OPTIONAL_ROLES)}"
             )
         chosen = {"gpukiln_left_out": left_out, "gpukiln_also": also}
+        own = OwnRoles() if playbook == "pve.yml" else roles()  # a hypervisor is no GPU node
         return PlaybookRequest(
             playbook=playbook,
             inventory=_absolute(self.inventory),
@@ -63,8 +65,10 @@ class ConvergeOptions(JsonOptions):
             variables={
                 "components": components,
                 **{name: value for name, value in chosen.items() if value},
+                **role_variables(own),
                 **variables,
             },
+            own_roles=own,
         )
 
 

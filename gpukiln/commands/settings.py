@@ -9,25 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from gpukiln import recipes
+from gpukiln import project, recipes
 from gpukiln.errors import UsageError
 from gpukiln.options import Option
+from gpukiln.project import COMPONENTS, SETTINGS
 
-SETTINGS = {
-    "cloud": ("aws or embedded", "embedded"),
-    "region": ("the AWS region, or several with commas where a command takes them", ""),
-    "profile": ("the AWS profile, on aws", ""),
-    "image": ("the image that is built and released, a folder of ami/", "eks-gpu"),
-    "channel": ("the channel that is released to", ""),
-    "subnet_id": ("the subnet of machines that bake and verify, on aws", ""),
-    "ssh_cidr": ("who may reach SSH of those machines, on aws", ""),
-}
-"""By name: what it is, and what it is where nobody says; a field of `Option.setting` names one."""
-COMPONENTS = "components"
-"""A table of gpukiln.toml: fields of components.yaml that the project changes, as --set does."""
 OF_AWS = ("profile", "subnet_id", "ssh_cidr")
 NOWHERE = "default"
 
@@ -45,54 +33,24 @@ class Value:
     source: str
 
 
-def read_project(file: Path) -> dict[str, str]:
-    """The settings of a file; a component's field is `components.NAME.FIELD`.
-
-    Raises:
-        UsageError: It can't be read, or has something else.
-    """
-    import tomllib
-
-    from gpukiln.typed import unknown
-
-    try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{file}: {error}", hint="wanted: TOML, such as region = 'us-west-2'") from error
-    found = dict(_flat(document, ""))
-    for name in found:
-        if name not in SETTINGS and not (name.startswith(f"{COMPONENTS}.") and name.count(".") > 1):
-            raise unknown(f"setting of {file}:", name, [*SETTINGS, f"{COMPONENTS}.NAME.FIELD"])
-    return found
-
-
-def _flat(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, str]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, str | int) and not isinstance(value, bool):
-            yield prefix + key, str(value)
-        else:
-            raise UsageError(
-                f"{prefix}{key} in {recipes.PROJECT_FILE} is {value!r}", hint="wanted: a text or a number"
-            )
-
-
 def values() -> list[Value]:
-    """Every setting, and the fields of components that the project changes."""
-    folder = recipes.project()
-    file = folder / recipes.PROJECT_FILE if folder else None
-    project = read_project(file) if file else {}
-    found = []
+    """Every setting, then the fields of components that the project changes, then its roles."""
+    current = project.current()
+    folder, own = current or (None, project.ProjectFile())
+    file = str(folder / recipes.PROJECT_FILE) if folder else ""
+    rows = []
     for name, (_, default) in SETTINGS.items():
         variable = f"GPUKILN_{name.upper()}"
         if typed := os.environ.get(variable):
-            found.append(Value(name, typed, f"${variable}"))
-        elif name in project:
-            found.append(Value(name, project[name], str(file)))
+            rows.append(Value(name, typed, f"${variable}"))
+        elif name in own.settings:
+            rows.append(Value(name, own.settings[name], file))
         else:
-            found.append(Value(name, default, NOWHERE))
-    return [*found, *(Value(name, value, str(file)) for name, value in project.items() if "." in name)]
+            rows.append(Value(name, default, NOWHERE))
+    rows += [Value(f"{COMPONENTS}.{name}", value, file) for name, value in own.components.items()]
+    return rows + [
+        Value(f"{project.ROLES}.{name}", ", ".join(names), file) for name, names in own.roles.items()
+    ]
 
 
 def complete(options: Iterable[Option], typed: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +77,8 @@ def complete(options: Iterable[Option], typed: Mapping[str, Any]) -> dict[str, A
 def components(typed: str = "") -> str:
     """The project's changes of components, and those that were typed, which win; as --set has them."""
     names = {word.partition("=")[0].strip() for word in typed.split(",")}
-    fields = {one.name.removeprefix(f"{COMPONENTS}."): one.value for one in values() if "." in one.name}
+    current = project.current()
+    fields = current[1].components if current else {}
     kept = [f"{name}={value}" for name, value in fields.items() if name not in names]
     return ",".join([*kept, typed] if typed else kept)
 

@@ -1,12 +1,13 @@
 """The plan of an image: what would be built from what, refused here when it can't work."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from gpukiln import programs, recipes
+from gpukiln import project as projects
 from gpukiln.catalog import compat
 from gpukiln.catalog.bases import NO_KUBERNETES
 from gpukiln.catalog.bases import base as find_base
@@ -28,6 +29,7 @@ from gpukiln.findings import Finding
 from gpukiln.images.bases import ResolvedBase, resolve_base
 from gpukiln.images.digest import digest, image_inputs
 from gpukiln.images.fit import check_types, refuse
+from gpukiln.project import OwnRoles
 from gpukiln.sources.available import Decision, Probes, decide, with_found_driver
 from gpukiln.typed import unknown
 from gpukiln.verify.checks import LAYERS, PROFILES
@@ -60,6 +62,7 @@ class ImagePlan:
         resolved: Every component as components.yaml and the overrides say it, with the kind of the driver's
             modules chosen: what the roles get.
         encrypted: Whether the root volume is encrypted.
+        own_roles: The roles of the project that the image gets.
     """
 
     image: str
@@ -82,6 +85,7 @@ class ImagePlan:
     git_commit: str | None
     resolved: dict[str, Any]
     encrypted: bool = True
+    own_roles: OwnRoles = field(default_factory=OwnRoles)
 
     def component(self, name: str) -> Decision:
         """What happens to one component.
@@ -135,6 +139,7 @@ def make_plan(
     definition = load_image(image, root)
     _check_choice(f"ami/{image}/image.yaml: profile", [definition.profile], PROFILES)
     _check_choice(f"ami/{image}/image.yaml: required layer", definition.required_layers, LAYERS)
+    own_roles = projects.roles(image)
     types = tuple(dict.fromkeys(instance_types or definition.instance_types))
     base_name = base or cloud.default_base
     base_facts = find_base(base_name)
@@ -182,7 +187,7 @@ def make_plan(
         probes=probes,
     )
     components = with_found_driver(components, decisions)
-    inputs = image_inputs(root, definition, found, decisions, components, tools or {})
+    inputs = image_inputs(root, definition, found, decisions, components, tools or {}, own_roles)
     gpus, switched = gpus_of(types)  # the driver's role is told
     inputs["GPUs"] = ", ".join(gpus) + (" with NVSwitch" if switched else "")
     if signer:
@@ -211,6 +216,7 @@ def make_plan(
         git_commit=git_commit(root),
         resolved=as_plain(components),
         encrypted=definition.encrypted,
+        own_roles=own_roles,
     )
 
 

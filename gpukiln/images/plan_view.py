@@ -1,5 +1,7 @@
 """Shows a plan to a person."""
 
+from dataclasses import asdict
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -39,6 +41,7 @@ def _head(plan: ImagePlan) -> Table:
         "": f"{base.image_name}, by {base.resolved_by}",
         "runs on": ", ".join(plan.instance_types),
         "built on": f"{plan.builder_instance_type}, {plan.volume_size_gib} GiB",
+        **{f"roles {order}": ", ".join(names) for order, names in asdict(plan.own_roles).items() if names},
         "commit": plan.git_commit or "none",
         "digest": plan.digest,
     }

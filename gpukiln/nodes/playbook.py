@@ -24,6 +24,7 @@ from gpukiln.files import open_private
 from gpukiln.nodes import apt_lock
 from gpukiln.nodes.results import Collector, RunResult, task_name
 from gpukiln.parsing import parse_json
+from gpukiln.project import OwnRoles, roles_path
 from gpukiln.redact import redact, redact_value
 
 SHOWN = 20  # hosts that a sentence names
@@ -42,6 +43,7 @@ class PlaybookRequest:
         check: Change nothing, tell what would change.
         forks: Hosts that are worked on at the same time.
         variables: Extra variables.
+        own_roles: Roles of the project that the playbook runs too.
     """
 
     playbook: str
@@ -50,11 +52,13 @@ class PlaybookRequest:
     check: bool = False
     forks: int = 20
     variables: dict[str, Any] = field(default_factory=dict)
+    own_roles: OwnRoles = field(default_factory=OwnRoles)
 
     @property
     def environment(self) -> dict[str, str]:
         """What ansible is run with."""
         return {
+            **roles_path(self.own_roles),
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }

@@ -13,6 +13,7 @@ from gpukiln.commands.main import command, main
 from gpukiln.images import digest
 from gpukiln.images.plan import git_commit
 from gpukiln.options import options_of, read
+from gpukiln.project import SETTINGS
 
 PROJECT = """\
 cloud = "aws"
@@ -30,7 +31,7 @@ branch = 580
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A folder below one with gpukiln.toml; no variable is set."""
-    for name in (*(f"GPUKILN_{one.upper()}" for one in settings.SETTINGS), "AWS_REGION", "AWS_PROFILE"):
+    for name in (*(f"GPUKILN_{one.upper()}" for one in SETTINGS), "AWS_REGION", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "gpukiln.toml").write_text(PROJECT)
     below = tmp_path / "below"

@@ -1,7 +1,7 @@
 """A project: the folder with gpukiln.toml, and what it has of its own: settings, components, roles.
 
-`read` reads the file, `roles` returns the roles of the project that an image or a node gets, and refuses those
-that do not fit. Images and channels of a project are found by `recipes.images` and `images/channels.py`.
+`read` reads the file; `roles` returns the roles of the project that an image or a node gets, and refuses what
+does not fit. Images and channels of a project are found by `recipes.images` and `images/channels.py`.
 """
 
 from __future__ import annotations

@@ -127,8 +127,8 @@ def _import(name: str, top: Path = ROOT) -> Any:
     """A module below roles/, of the collection, of the checkout or of a project.
 
     Args:
-        top: The folder that has roles/. That of a project and the checkout's are one namespace package, so that
-            a project's decide.py can `from ..plan import` too.
+        top: The folder that has roles/. That of a project and the checkout's are one namespace package, so
+            that a project's decide.py can `from ..plan import` too.
     """
     package = f"{PACKAGE}.roles"
     if PACKAGE == "ansible":

@@ -104,11 +104,14 @@ def _flat(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, str]]:
     for key, value in table.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, str | int) and not isinstance(value, bool):
+        elif isinstance(value, bool):
+            yield prefix + key, str(value).lower()  # as --set has it
+        elif isinstance(value, str | int):
             yield prefix + key, str(value)
         else:
             raise UsageError(
-                f"{prefix}{key} in {recipes.PROJECT_FILE} is {value!r}", hint="wanted: a text or a number"
+                f"{prefix}{key} in {recipes.PROJECT_FILE} is {value!r}",
+                hint="wanted: a text, a whole number, true or false",
             )
 
 

@@ -94,9 +94,14 @@ def shop(image_cloud, tmp_path_factory):
     [wheel] = folder.glob("*.whl")
     install = [folder / "venv/bin/pip", "install", "--no-deps", "--no-index", str(wheel)]
     subprocess.run(install, check=True, capture_output=True)
-    # The dependencies of this environment, instead of another download of them; no checkout is in it.
+    # The dependencies of this environment, instead of another download of them; no checkout is among them.
     [packages] = folder.glob("venv/lib/python*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    for name in ("ansible", "ansible-playbook"):
+        script = folder / "venv/bin" / name
+        _, _, code = Path(sys.executable).with_name(name).read_text().partition("\n")
+        script.write_text(f"#!{folder}/venv/bin/python\n{code}")
+        script.chmod(0o755)
     made = Shop(image_cloud, folder)
     made.gpukiln("init", "shop", "--image", "shop-gpu", cwd=folder)
     return made

@@ -59,6 +59,26 @@ class ProjectInit(Command):
             _write(folder / name, text)
 
 
+def _own() -> list[settings.Value]:
+    """The images and channels of the project, each read: what is wrong with one is said here too."""
+    from gpukiln.catalog.images import load_image
+    from gpukiln.images.channels import project_channels
+
+    folder = recipes.project()
+    if not folder:
+        return []
+    images = [name for name, place in recipes.images().items() if place.is_relative_to(folder)]
+    for name in images:
+        load_image(name)
+    rows = {
+        "images": (images, folder / "ami"),
+        "channels": (project_channels(), folder / CHANNELS),
+    }
+    return [
+        settings.Value(name, ", ".join(names), str(place)) for name, (names, place) in rows.items() if names
+    ]
+
+
 def _files() -> dict[str, str]:
     """The files of a project, by their names there."""
     files = {recipes.PROJECT_FILE: _settings()}
@@ -90,12 +110,12 @@ def _write(file: Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class ProjectConfig(JsonOptions):
-    """Show each setting that commands have here, and where it comes from."""
+    """Show each setting that commands have here, the images, roles and channels of the project, and the sources."""
 
     def run(self) -> None:
         from gpukiln.reports.tables import Rows
 
-        values = settings.values()
+        values = [*settings.values(), *_own()]
         project.check_roles()
         if self.json:
             print_document("project.config/1", settings=[asdict(value) for value in values])

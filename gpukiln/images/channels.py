@@ -46,15 +46,18 @@ def load_channels(root: Path = ROOT) -> dict[str, Channel]:
     Raises:
         UsageError: A file does not fit.
     """
-    channels = _read(root)
+    return _read(root) | project_channels()
+
+
+def project_channels() -> dict[str, Channel]:
+    """The channels of the project that the user is in, by name; none without a file of them."""
     project = recipes.project()
-    if project and (project / FILE).is_file():
-        own = _read(project)
-        channels |= {
-            name: replace(channel, trust=tuple(_in_folder(entry, project) for entry in channel.trust))
-            for name, channel in own.items()
-        }
-    return channels
+    if not project or not (project / FILE).is_file():
+        return {}
+    return {
+        name: replace(channel, trust=tuple(_in_folder(entry, project) for entry in channel.trust))
+        for name, channel in _read(project).items()
+    }
 
 
 def _in_folder(entry: str | Identity, folder: Path) -> str | Identity:

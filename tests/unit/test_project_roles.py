@@ -284,3 +284,20 @@ def test_a_channel_of_the_project_takes_precedence_and_trusts_keys_of_the_projec
     assert {name: channels[name].keep for name in ("stable", "nightly")} == {"stable": 9, "nightly": 1}
     assert channels["stable"].trust == (str(shop / "keys/a.pub"),)
     assert channels["candidate"] == shipped["candidate"]
+
+
+def test_config_shows_and_checks_images_and_channels(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    definition = (ROOT / "ami/eks-gpu/image.yaml").read_text()
+    write(shop, "ami/shop-gpu/image.yaml", definition.replace("name: eks-gpu", "name: shop-gpu"))
+    write(shop, "ami/channels.yaml", (ROOT / "ami/channels.yaml").read_text())
+    assert main(["config", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["settings"]}
+    assert (rows["images"]["value"], rows["images"]["source"]) == ("shop-gpu", str(shop / "ami"))
+    assert rows["channels"]["value"] == "candidate, stable"
+    write(shop, "ami/channels.yaml", "channels: {nightly: {}}\n")
+    assert main(["config"]) == 2
+    assert f"{shop}/ami/channels.yaml" in capsys.readouterr().err
+    write(shop, "ami/channels.yaml", (ROOT / "ami/channels.yaml").read_text())
+    write(shop, "ami/shop-gpu/image.yaml", definition)
+    assert main(["config"]) == 2
+    assert "ami/shop-gpu/image.yaml names the image 'eks-gpu'; wanted: 'shop-gpu'" in capsys.readouterr().err

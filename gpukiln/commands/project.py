@@ -110,7 +110,7 @@ def _write(file: Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class ProjectConfig(JsonOptions):
-    """Show each setting that commands have here, the images, roles and channels of the project, and the sources."""
+    """Show each setting, and the images, roles and channels of the project, with the place of each."""
 
     def run(self) -> None:
         from gpukiln.reports.tables import Rows

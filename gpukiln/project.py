@@ -226,8 +226,7 @@ def role_variables(own: OwnRoles, folder: Path | None = None) -> dict[str, Any]:
     """What the playbooks get of the project's roles: names, and the task files that run.
 
     Args:
-        own: The roles.
-        folder: The project; None: where the user stands.
+        folder: The project; None: the one that the user is in.
     """
     place = folder or recipes.project()
     if not place:

@@ -32,6 +32,8 @@ ROLES = "roles"
 ORDERS = ("before", "after")
 REPLACE = "replace"
 ENTRY = "main.yml"
+ENTRY_POINTS = ("install.yml", "runtime.yml", "drift.yml")
+"""Task files of roles that ansible/*.yml name in `tasks_from`."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def check_roles() -> None:
         UsageError: As `roles` says.
     """
     if project := current():
-        for image in {name.partition(".")[0] for name in project[1].roles if "." in name} | {""}:
+        for image in {name.rpartition(".")[0] for name in project[1].roles} | {""}:
             roles(image)
 
 
@@ -161,13 +163,18 @@ def roles(image: str = "") -> OwnRoles:
         image: Its name; its own table [roles.IMAGE] takes the place of the lists of [roles].
 
     Raises:
-        UsageError: A role is missing, has no tasks, or has the name of a shipped one.
+        UsageError: A role is missing, has no tasks, or has the name of a shipped one; a list is of no image.
     """
     project = current()
     if not project:
         return OwnRoles()
     folder, file = project
     lists = file.roles
+    images = recipes.images()
+    for name in lists:
+        table, dot, _ = name.rpartition(".")
+        if dot and table not in images:
+            raise unknown(f"image of [{ROLES}.{table}] in {folder / recipes.PROJECT_FILE}:", table, images)
     before, after = (lists.get(f"{image}.{order}", lists.get(order, ())) for order in ORDERS)
     chosen = OwnRoles(before, after, lists.get(REPLACE, ()))
     _check(folder / ROLES, {name for names in lists.values() for name in names}, chosen.replace)
@@ -218,22 +225,14 @@ def _check(folder: Path, names: Iterable[str], replaced: Iterable[str]) -> None:
                 )
 
 
-ENTRY_POINTS = ("install.yml", "runtime.yml", "drift.yml")
-"""Task files of roles that ansible/*.yml name in `tasks_from`."""
-
-
-def role_variables(own: OwnRoles, folder: Path | None = None) -> dict[str, Any]:
-    """What the playbooks get of the project's roles: names, and the task files that run.
-
-    Args:
-        folder: The project; None: the one that the user is in.
-    """
-    place = folder or recipes.project()
-    if not place:
+def role_variables(own: OwnRoles) -> dict[str, Any]:
+    """What the playbooks get of the project's roles: names, and the task files that run."""
+    folder = recipes.project()
+    if not folder:
         return {}
 
     def tasks(name: str, step: str) -> str:
-        return step if (place / ROLES / name / "tasks" / f"{step}.yml").is_file() else ""
+        return step if (folder / ROLES / name / "tasks" / f"{step}.yml").is_file() else ""
 
     return {
         f"gpukiln_roles_{order}": [
@@ -247,5 +246,5 @@ def role_variables(own: OwnRoles, folder: Path | None = None) -> dict[str, Any]:
 
 def roles_path(own: OwnRoles) -> dict[str, str]:
     """The variable by which Ansible finds the project's roles, before the shipped ones; empty without any."""
-    place = recipes.project()
-    return {"ANSIBLE_ROLES_PATH": f"{place / ROLES}:{recipes.root() / ROLES}"} if place and own else {}
+    folder = recipes.project()
+    return {"ANSIBLE_ROLES_PATH": f"{folder / ROLES}:{recipes.root() / ROLES}"} if folder and own else {}

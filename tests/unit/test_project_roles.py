@@ -40,6 +40,8 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in settings.SETTINGS:
         monkeypatch.delenv(f"GPUKILN_{name.upper()}", raising=False)
     (tmp_path / "gpukiln.toml").write_text(ROLES)
+    definition = (ROOT / "ami/eks-gpu/image.yaml").read_text()
+    write(tmp_path, "ami/lean/image.yaml", definition.replace("name: eks-gpu", "name: lean"))
     for name in ("site_proxy", "site_agent", "site_users"):
         write(tmp_path, f"roles/{name}/tasks/main.yml", TASK.format(name))
     monkeypatch.chdir(tmp_path)
@@ -176,6 +178,11 @@ def test_a_role_of_the_project_replaces_a_shipped_one_where_the_project_says_so(
             "unknown setting of {shop}/gpukiln.toml: 'roles.lean.replace'",
             "before",
         ),
+        (
+            {"gpukiln.toml": "[roles.eks-gup]\nafter = []\n"},
+            "unknown image of [roles.eks-gup] in {shop}/gpukiln.toml: 'eks-gup'",
+            "eks-gpu",
+        ),
         ({"gpukiln.toml": "roles = 1\n"}, "{shop}/gpukiln.toml: roles is 1", "wanted: a table, [roles]"),
     ],
 )
@@ -287,17 +294,15 @@ def test_a_channel_of_the_project_takes_precedence_and_trusts_keys_of_the_projec
 
 
 def test_config_shows_and_checks_images_and_channels(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    definition = (ROOT / "ami/eks-gpu/image.yaml").read_text()
-    write(shop, "ami/shop-gpu/image.yaml", definition.replace("name: eks-gpu", "name: shop-gpu"))
     write(shop, "ami/channels.yaml", (ROOT / "ami/channels.yaml").read_text())
     assert main(["config", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["settings"]}
-    assert (rows["images"]["value"], rows["images"]["source"]) == ("shop-gpu", str(shop / "ami"))
+    assert (rows["images"]["value"], rows["images"]["source"]) == ("lean", str(shop / "ami"))
     assert rows["channels"]["value"] == "candidate, stable"
     write(shop, "ami/channels.yaml", "channels: {nightly: {}}\n")
     assert main(["config"]) == 2
     assert f"{shop}/ami/channels.yaml" in capsys.readouterr().err
     write(shop, "ami/channels.yaml", (ROOT / "ami/channels.yaml").read_text())
-    write(shop, "ami/shop-gpu/image.yaml", definition)
+    write(shop, "ami/lean/image.yaml", (ROOT / "ami/eks-gpu/image.yaml").read_text())
     assert main(["config"]) == 2
-    assert "ami/shop-gpu/image.yaml names the image 'eks-gpu'; wanted: 'shop-gpu'" in capsys.readouterr().err
+    assert "ami/lean/image.yaml names the image 'eks-gpu'; wanted: 'lean'" in capsys.readouterr().err

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpukiln import project, recipes
+from gpukiln import recipes
 from gpukiln.errors import UsageError
 from gpukiln.options import Option
-from gpukiln.project import COMPONENTS, SETTINGS
 
 OF_AWS = ("profile", "subnet_id", "ssh_cidr")
 NOWHERE = "default"
@@ -35,11 +34,13 @@ class Value:
 
 def values() -> list[Value]:
     """Every setting, then the fields of components that the project changes, then its roles."""
+    from gpukiln import project  # help needs none of it
+
     current = project.current()
     folder, own = current or (None, project.ProjectFile())
     file = str(folder / recipes.PROJECT_FILE) if folder else ""
     rows = []
-    for name, (_, default) in SETTINGS.items():
+    for name, (_, default) in project.SETTINGS.items():
         variable = f"GPUKILN_{name.upper()}"
         if typed := os.environ.get(variable):
             rows.append(Value(name, typed, f"${variable}"))
@@ -47,7 +48,7 @@ def values() -> list[Value]:
             rows.append(Value(name, own.settings[name], file))
         else:
             rows.append(Value(name, default, NOWHERE))
-    rows += [Value(f"{COMPONENTS}.{name}", value, file) for name, value in own.components.items()]
+    rows += [Value(f"{project.COMPONENTS}.{name}", value, file) for name, value in own.components.items()]
     return rows + [
         Value(f"{project.ROLES}.{name}", ", ".join(names), file) for name, names in own.roles.items()
     ]
@@ -58,6 +59,8 @@ def complete(options: Iterable[Option], typed: Mapping[str, Any]) -> dict[str, A
     by_setting = {one.setting: one for one in options if one.setting}
     if not by_setting:
         return dict(typed)
+    from gpukiln.project import COMPONENTS
+
     said = [one for one in values() if one.source != NOWHERE]
     given = {one.name: one.value for one in said if "." not in one.name}
     result = dict(typed)
@@ -76,6 +79,8 @@ def complete(options: Iterable[Option], typed: Mapping[str, Any]) -> dict[str, A
 
 def components(typed: str = "") -> str:
     """The project's changes of components, and those that were typed, which win; as --set has them."""
+    from gpukiln import project
+
     names = {word.partition("=")[0].strip() for word in typed.split(",")}
     current = project.current()
     fields = current[1].components if current else {}

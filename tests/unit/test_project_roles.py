@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import yaml
 from gpukiln import project
 from gpukiln.catalog.load import ROOT
 from gpukiln.commands import settings
+from gpukiln.commands.cli import words
 from gpukiln.commands.main import main
 from gpukiln.commands.node import NodeApply
 from gpukiln.errors import UsageError
@@ -20,7 +22,7 @@ from gpukiln.images.digest import explain_change
 from gpukiln.images.plan import ImagePlan
 from gpukiln.project import OwnRoles
 from gpukiln.typed import dump, load
-from tests.support.plans import plan
+from tests.support.plans import OFFLINE, plan
 
 ROLES = """\
 [roles]
@@ -31,13 +33,14 @@ after = ["site_agent", "site_users"]
 after = []
 """
 TASK = "- name: Write a file\n  ansible.builtin.copy: {{content: {0}, dest: /etc/{0}, mode: '0644'}}\n"
+ONLINE = replace(OFFLINE, unreachable=lambda _: None)
 HERE = ("-i", "localhost,", "-e", "ansible_python_interpreter={{ ansible_playbook_python }}")
 
 
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with three roles, where the user stands."""
-    for name in settings.SETTINGS:
+    for name in project.SETTINGS:
         monkeypatch.delenv(f"GPUKILN_{name.upper()}", raising=False)
     (tmp_path / "gpukiln.toml").write_text(ROLES)
     definition = (ROOT / "ami/eks-gpu/image.yaml").read_text()
@@ -102,6 +105,19 @@ def test_what_changes_a_role_changes_the_digest_and_is_said(
     after = plan()
     assert after.digest != before.digest
     assert explain_change(before.inputs, after.inputs) == [line]
+
+
+@pytest.mark.usefixtures("debian")
+def test_a_version_of_the_project_changes_the_digest_and_is_said(shop: Path) -> None:
+    before = plan(probes=ONLINE)
+    write(shop, "gpukiln.toml", f'{ROLES}\n[components.nvidia_container_toolkit]\nversion = "1.19.2"\n')
+    after = plan(probes=ONLINE, overrides=words(settings.components()))
+    assert after.component("nvidia_container_toolkit").version == "1.19.2"
+    assert after.digest != before.digest
+    assert explain_change(before.inputs, after.inputs) == [
+        "available version of nvidia_container_toolkit: 1.19.1 -> 1.19.2",
+        "changed: how nvidia_container_toolkit is installed (components.yaml, gpukiln.toml or --set)",
+    ]
 
 
 @pytest.mark.usefixtures("debian")

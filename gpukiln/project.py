@@ -106,7 +106,7 @@ def _flat(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, str]]:
     for key, value in table.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, bool):
+        elif isinstance(value, bool):  # before int, whose subclass bool is
             yield prefix + key, str(value).lower()  # as --set has it
         elif isinstance(value, str | int):
             yield prefix + key, str(value)
@@ -171,6 +171,7 @@ def roles(image: str = "") -> OwnRoles:
     folder, file = project
     lists = file.roles
     images = recipes.images()
+    # a misspelled image would have the lists of [roles] without a word
     for name in lists:
         table, dot, _ = name.rpartition(".")
         if dot and table not in images:
@@ -201,6 +202,8 @@ def _check(folder: Path, names: Iterable[str], replaced: Iterable[str]) -> None:
                 f"{folder / name} has no tasks/{ENTRY}; wanted: a role of Ansible",
                 hint="https://docs.ansible.com/ansible/latest/playbook_guide/playbooks_reuse_roles.html",
             )
+    # Folders that no list names too: roles_path has the project's folder first, so each of them would be
+    # found where a playbook or another role names a shipped role.
     for name in own:
         shipped = recipes.root() / ROLES / name / "tasks"
         if not shipped.is_dir():
@@ -216,7 +219,7 @@ def _check(folder: Path, names: Iterable[str], replaced: Iterable[str]) -> None:
                 hint=f'another name; or say so: {REPLACE} = ["{name}"] below [{ROLES}] '
                 f"of {recipes.PROJECT_FILE}",
             )
-        # the playbooks name these files
+        # include_role fails where `tasks_from` names no file, and a bake would come to it after minutes
         for file in sorted(shipped.glob("*.yml")):
             if file.name in ENTRY_POINTS and not (folder / name / "tasks" / file.name).is_file():
                 raise UsageError(
@@ -247,4 +250,5 @@ def role_variables(own: OwnRoles) -> dict[str, Any]:
 def roles_path(own: OwnRoles) -> dict[str, str]:
     """The variable by which Ansible finds the project's roles, before the shipped ones; empty without any."""
     folder = recipes.project()
+    # takes precedence over roles_path of ansible.cfg, which names the shipped roles alone
     return {"ANSIBLE_ROLES_PATH": f"{folder / ROLES}:{recipes.root() / ROLES}"} if folder and own else {}

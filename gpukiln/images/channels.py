@@ -69,7 +69,7 @@ def _in_folder(entry: str | Identity, folder: Path) -> str | Identity:
 
 
 def _read(root: Path) -> dict[str, Channel]:
-    where = FILE if root == ROOT else str(root / FILE)
+    where = FILE if root == ROOT else str(root / FILE)  # a project's file is named by its whole path
     channels = load(dict[str, Channel], read_yaml(root / FILE).get("channels"), where=where)
     for name, channel in channels.items():
         for layer in channel.layers:

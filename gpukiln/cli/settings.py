@@ -10,25 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gpukiln import recipes
 from gpukiln.errors import UsageError
 from gpukiln.options import Option
 
-SETTINGS = {
-    "cloud": ("aws or embedded", "embedded"),
-    "region": ("the AWS region, or several with commas where a command takes them", ""),
-    "profile": ("the AWS profile, on aws", ""),
-    "image": ("the image that is built and released, a folder of ami/", "eks-gpu"),
-    "channel": ("the channel that is released to", ""),
-    "subnet_id": ("the subnet of machines that bake and verify, on aws", ""),
-    "ssh_cidr": ("the network that reaches SSH of those machines, on aws", ""),
-}
-"""By name: its meaning, and its default; `Option.setting` names one."""
-COMPONENTS = "components"
-"""A table of gpukiln.toml: fields of components.yaml that the project changes, as --set does."""
 # Of a project for AWS; a build on the embedded cloud there would be refused for --profile.
 OF_AWS = ("profile", "subnet_id", "ssh_cidr")
 DEFAULT = "default"
@@ -47,41 +34,8 @@ class Value:
     source: str
 
 
-def read_project(file: Path) -> dict[str, str]:
-    """The settings of a file; a component's field is `components.NAME.FIELD`.
-
-    Raises:
-        UsageError: It can't be read, or has an unknown setting.
-    """
-    import tomllib
-
-    from gpukiln.typed import unknown
-
-    try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{file}: {error}", hint="wanted: TOML, such as region = 'us-west-2'") from error
-    project_settings = dict(_flat(document, ""))
-    for name in project_settings:
-        if name not in SETTINGS and not (name.startswith(f"{COMPONENTS}.") and name.count(".") > 1):
-            raise unknown(f"setting of {file}:", name, [*SETTINGS, f"{COMPONENTS}.NAME.FIELD"])
-    return project_settings
-
-
-def _flat(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, str]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, str | int) and not isinstance(value, bool):
-            yield prefix + key, str(value)
-        else:
-            raise UsageError(
-                f"{prefix}{key} in {recipes.PROJECT_FILE} is {value!r}", hint="wanted: a text or a number"
-            )
-
-
 def values() -> list[Value]:
-    """Every setting, and the fields of components that the project changes."""
+    """Every setting, then the fields of components that the project changes, then its roles."""
     settings = {setting.name: setting for setting in _values()}
     if settings["region"].source == DEFAULT:
         region, source = aws_region(settings["profile"].value)
@@ -92,19 +46,25 @@ def values() -> list[Value]:
 
 def _values() -> list[Value]:
     """As `values`, without a region of AWS's own configuration, which is slow to read."""
-    folder = recipes.project()
-    file = folder / recipes.PROJECT_FILE if folder else None
-    project = read_project(file) if file else {}
+    from gpukiln import project  # help needs none of it
+
+    current = project.current()
+    folder, own = current or (None, project.ProjectFile())
+    file = str(folder / recipes.PROJECT_FILE) if folder else ""
     settings = []
-    for name, (_, default) in SETTINGS.items():
+    for name, (_, default) in project.SETTINGS.items():
         variable = f"GPUKILN_{name.upper()}"
         if text := os.environ.get(variable):
             settings.append(Value(name, text, f"${variable}"))
-        elif name in project:
-            settings.append(Value(name, project[name], str(file)))
+        elif name in own.settings:
+            settings.append(Value(name, own.settings[name], file))
         else:
             settings.append(Value(name, default, DEFAULT))
-    return [*settings, *(Value(name, value, str(file)) for name, value in project.items() if "." in name)]
+    settings += [Value(f"{project.COMPONENTS}.{name}", value, file) for name, value in own.components.items()]
+    settings += [
+        Value(f"{project.ROLES}.{name}", ", ".join(roles), file) for name, roles in own.roles.items()
+    ]
+    return settings
 
 
 def complete(options: Iterable[Option], typed: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,6 +76,8 @@ def complete(options: Iterable[Option], typed: Mapping[str, Any]) -> dict[str, A
     by_setting = {option.setting: option for option in options if option.setting}
     if not by_setting:
         return dict(typed)
+    from gpukiln.project import COMPONENTS
+
     given = {setting.name: setting.value for setting in _values() if setting.source != DEFAULT}
     result = dict(typed)
     default = next((option.default for option in options if option.name == "cloud"), "")
@@ -137,9 +99,11 @@ def complete(options: Iterable[Option], typed: Mapping[str, Any]) -> dict[str, A
 
 def components(typed: str = "") -> str:
     """Changes of components in the form of --set: the typed ones, and the project's of other fields."""
+    from gpukiln import project
+
     names = {word.partition("=")[0].strip() for word in typed.split(",")}
-    prefix = f"{COMPONENTS}."
-    fields = {field.name.removeprefix(prefix): field.value for field in _values() if "." in field.name}
+    current = project.current()
+    fields = current[1].components if current else {}
     kept = [f"{name}={value}" for name, value in fields.items() if name not in names]
     return ",".join([*kept, typed] if typed else kept)
 

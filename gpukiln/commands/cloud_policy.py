@@ -14,7 +14,7 @@ class CloudPolicy(Command):
     """Print the least IAM policy for what gpukiln does on AWS, as JSON."""
 
     for_: str = option(
-        "jobs, separated by commas: build, verify, release, prune, sweep, push, export, import, offer, "
+        "jobs, separated by commas: plan, build, verify, release, prune, sweep, push, export, import, offer, "
         "refresh, workspace; or workspace-boundary, which workspaces need once per account",
         first=True,
         required=True,

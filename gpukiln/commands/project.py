@@ -7,50 +7,116 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpukiln import recipes
+from gpukiln import __version__, project, recipes
 from gpukiln.cli import settings
 from gpukiln.cli.command import Command, JsonOptions, print_document, results, say
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.options import option
 
 BEGINS_AS = "eks-gpu"
+TEMPLATE = "examples/project"
+CHANNELS = "ami/channels.yaml"
+REQUIREMENTS = """\
+# What the workflows install. Where no index has it: gpukiln[image] @ git+https://HOST/OWNER/gpukiln@COMMIT
+gpukiln[image]=={version}
+"""
+TABLES = """\
+# Fields of components.yaml that images and nodes get instead, as --set has them.
+# [components.nvidia_driver]
+# branch = "580"
+
+# Roles of this project, folders of roles/: they run before the shipped roles, or after them. replace names
+# shipped roles whose place a role of this project takes.
+# [roles]
+# before = ["site_proxy"]
+# after = ["site_agent"]
+# replace = []
+
+# One image, instead of the lists above.
+# [roles.eks-gpu]
+# after = []
+"""
 
 
 @dataclass(frozen=True)
 class ProjectInit(Command):
-    """Make a project: a folder with gpukiln.toml, whose settings are the defaults of commands typed there."""
+    """Make a project: a folder with gpukiln.toml, channels, CI workflows; own images and roles go into it."""
 
     folder: str = option("which is made where it is missing", first=True, required=True)
     image: str = option("also make ami/NAME in it, an image of its own that begins as eks-gpu")
 
     def run(self) -> None:
-        from gpukiln.files import write_atomic
-
-        file = Path(self.folder).expanduser() / recipes.PROJECT_FILE
+        folder = Path(self.folder).expanduser()
+        file = folder / recipes.PROJECT_FILE
         if file.exists() and not self.image:
             raise RefusedError(f"{file} is there", hint="`invoke project.config` shows it")
-        file.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         if self.image:
-            _copy_image(self.image, file.parent / "ami" / self.image)
+            _copy_image(self.image, folder / "ami" / self.image)
         if file.exists():
             return
-        lines = ["# Defaults of gpukiln in this folder and below; an option or a variable GPUKILN_NAME wins."]
-        for name, (about, default) in settings.SETTINGS.items():
-            lines += ["", f"# {about}", f'# {name} = "{default}"']
-        lines += ["", "# Fields of components.yaml that images and nodes get instead, as --set has them."]
-        lines += [f"# [{settings.COMPONENTS}.nvidia_driver]", '# branch = "580"', ""]
-        write_atomic(file, "\n".join(lines).encode(), mode=0o644)
-        say(f"{file}: take the # away from what differs")
+        for name, text in _files().items():
+            _write(folder / name, text)
+
+
+def _own() -> list[settings.Value]:
+    """The images and channels of the project, each read: what is wrong with one is said here too."""
+    from gpukiln.catalog.images import load_image
+    from gpukiln.images.channels import project_channels
+
+    folder = recipes.project()
+    if not folder:
+        return []
+    images = [name for name, place in recipes.images().items() if place.is_relative_to(folder)]
+    for name in images:
+        load_image(name)
+    rows = {
+        "images": (images, folder / "ami"),
+        "channels": (project_channels(), folder / CHANNELS),
+    }
+    return [
+        settings.Value(name, ", ".join(names), str(place)) for name, (names, place) in rows.items() if names
+    ]
+
+
+def _files() -> dict[str, str]:
+    """The files of a project, by their names there."""
+    files = {recipes.PROJECT_FILE: _settings()}
+    for source in sorted(path for path in recipes.file(TEMPLATE).rglob("*") if path.is_file()):
+        files[str(source.relative_to(recipes.file(TEMPLATE)))] = source.read_text(encoding="utf-8")
+    files["requirements.txt"] = REQUIREMENTS.format(version=__version__)
+    files[CHANNELS] = recipes.file(CHANNELS).read_text(encoding="utf-8")
+    return files
+
+
+def _settings() -> str:
+    lines = ["# Defaults of gpukiln in this folder and below; an option or a variable GPUKILN_NAME wins."]
+    for name, (about, default) in project.SETTINGS.items():
+        lines += ["", f"# {about}", f'# {name} = "{default}"']
+    return "\n".join([*lines, "", TABLES])
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a file that is not there; in a repository of one's own some may be."""
+    from gpukiln.files import write_atomic
+
+    if file.exists():
+        say(f"{file} is there and stays as it is")
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(file, text.encode(), mode=0o644)
+    say(str(file))
 
 
 @dataclass(frozen=True)
 class ProjectConfig(JsonOptions):
-    """Show each setting that commands have here, and where it comes from."""
+    """Show each setting, and the images, roles and channels of the project, with the place of each."""
 
     def run(self) -> None:
         from gpukiln.reports.tables import Rows
 
-        values = settings.values()
+        values = [*settings.values(), *_own()]
+        project.check_roles()
         if self.json:
             print_document("project.config/1", settings=[asdict(value) for value in values])
             return

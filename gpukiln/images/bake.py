@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
-from gpukiln import recipes
+from gpukiln import project, recipes
 from gpukiln.catalog.instance_types import gpus_of
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.base import Cloud, explain_aws_errors
@@ -142,6 +142,7 @@ def bake(
                         # ansible/plugins/callback/gpukiln_events.py writes one JSON object a line into it.
                         "GPUKILN_EVENTS": str(events),
                         "ANSIBLE_CALLBACKS_ENABLED": "gpukiln_events",
+                        **project.roles_path(plan.own_roles),
                     },
                     log=build.folder / "packer.log",
                     events=events,
@@ -342,6 +343,7 @@ def ansible_variables(
     return {
         "components": plan.resolved,
         "gpukiln_fetch_dir": str(build.folder),
+        **project.role_variables(plan.own_roles),
         **({"nvidia_driver_module_cache_dir": str(cache.folder)} if cache else {}),
         **(
             {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from gpukiln import recipes
 from gpukiln.catalog.gpus import architectures, gpus
 from gpukiln.catalog.load import ROOT, read_yaml
 from gpukiln.catalog.regions import check_region
@@ -13,6 +15,7 @@ from gpukiln.images.keys import KMS, OidcIdentity, kms_key
 from gpukiln.typed import load, strict, unknown
 from gpukiln.verify.checks import LAYERS
 
+FILE = "ami/channels.yaml"
 # in `gpus` of a channel: the GPUs of the image's own instance types
 DECLARED = "declared"
 EXAMPLE_KEY = "ami/keys/release.pub"
@@ -36,18 +39,39 @@ class Channel:
 
 
 def load_channels(root: Path = ROOT) -> dict[str, Channel]:
-    """Read every channel.
+    """Read every channel: those of the file of `root`, and those of a project, which take precedence.
 
     Returns:
-        The channels by name.
+        The channels by name; the files that a project's channel trusts have their whole paths.
 
     Raises:
-        UsageError: The file does not fit.
+        UsageError: A file does not fit.
     """
-    where = "ami/channels.yaml"
-    channels = load(
-        dict[str, Channel], read_yaml(root / "ami" / "channels.yaml").get("channels"), where=where
-    )
+    return _read(root) | project_channels()
+
+
+def project_channels() -> dict[str, Channel]:
+    """The channels of the project that the user is in, by name; none without a file of them."""
+    project = recipes.project()
+    if not project or not (project / FILE).is_file():
+        return {}
+    return {
+        name: replace(channel, trust=tuple(_in_folder(entry, project) for entry in channel.trust))
+        for name, channel in _read(project).items()
+    }
+
+
+def _in_folder(entry: str | OidcIdentity, folder: Path) -> str | OidcIdentity:
+    """Name a key's file by its whole path: others look for it in this checkout."""
+    if isinstance(entry, OidcIdentity):
+        config = entry.trust_config
+        return replace(entry, trust_config=str(folder / config)) if config else entry
+    return entry if kms_key(entry) else str(folder / entry)
+
+
+def _read(root: Path) -> dict[str, Channel]:
+    where = FILE if root == ROOT else str(root / FILE)  # a project's file is named by its whole path
+    channels = load(dict[str, Channel], read_yaml(root / FILE).get("channels"), where=where)
     for name, channel in channels.items():
         for layer in channel.layers:
             # Typos are errors here: a channel that requires an unknown layer would require nothing.

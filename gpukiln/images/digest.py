@@ -17,6 +17,8 @@ from gpukiln.catalog.load import SafeLoader
 from gpukiln.gpus import zipapp
 from gpukiln.images.bases import ResolvedBase
 from gpukiln.parsing import check_yaml
+from gpukiln.project import ORDERS, ROLES, OwnRoles
+from gpukiln.recipes import PROJECT_FILE
 from gpukiln.sources.decisions import Decision
 
 TEXT_FIELDS = {"source", "reason", "review"}  # fields of a component that people read; they change no image
@@ -55,6 +57,7 @@ def image_inputs(
     decisions: Iterable[Decision],
     components: Components,
     tools: Mapping[str, str],
+    own_roles: OwnRoles = OwnRoles(),  # noqa: B008 - frozen
 ) -> dict[str, str]:
     """Everything that can change the image, by name.
 
@@ -63,6 +66,7 @@ def image_inputs(
         decisions: What happens to each component.
         components: How each is installed: packages, repository, kind of modules.
         tools: The versions of the tools that build, by name.
+        own_roles: The roles of the project that the image gets.
 
     Returns:
         Name to value or hash.
@@ -88,7 +92,38 @@ def image_inputs(
     # The packed program, not its sources: what a node gets is compared.
     inputs[PROGRAM] = zipapp.digest()
     inputs |= {f"file {name}": hash_file(path) for name, path in _files(root, image.name)}
+    if own_roles:
+        inputs |= _own_inputs(own_roles, inputs)
     return inputs
+
+
+def _own_inputs(own: OwnRoles, shipped: dict[str, str]) -> dict[str, str]:
+    """The order of a project's roles, and every file of its folder of roles: each role can include any other.
+
+    Args:
+        shipped: The other inputs; files of replaced roles are taken out of it.
+    """
+    inputs = {f"roles {order}": ", ".join(names) for order in ORDERS if (names := getattr(own, order))}
+    replaced = tuple(f"file {ROLES}/{name}/" for name in own.replace)
+    for name in [name for name in shipped if name.startswith(replaced)] if replaced else ():
+        del shipped[name]
+    if project := recipes.project():
+        folder = project / ROLES
+        inputs |= {f"file {ROLES}/{name}": hash_file(path) for name, path in _own_files(folder)}
+    return inputs
+
+
+def _own_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The files of a project's roles: what stands at the top of a role for readers and tests does not count.
+
+    Below that every file counts, hidden ones too: a role may copy a whole folder into the image.
+    """
+    for role in sorted(path for path in folder.glob("*") if path.is_dir()):
+        for path in sorted(role.rglob("*")):
+            top, *below = path.relative_to(role).parts
+            ignored = top in IGNORED_FOLDERS if below else top.endswith(".md") or top[0] == "."
+            if path.is_file() and not ignored and path.suffix != ".pyc":
+                yield f"{role.name}/{path.relative_to(role)}", path
 
 
 def _files(root: Path, image: str) -> Iterator[tuple[str, Path]]:
@@ -184,7 +219,7 @@ def explain_change(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
         if kind in ("file", "program"):
             lines.append(f"{verb} {_place(what)}")
         elif kind == "recipe":
-            lines.append(f"{verb} in components.yaml: how {what} is installed")
+            lines.append(f"{verb}: how {what} is installed (components.yaml, {PROJECT_FILE} or --set)")
         else:
             words = INPUT_TITLES.get(kind, name).format(what)
             lines.append(f"{words}: {_status(before)} -> {_status(after)}")

@@ -1,11 +1,12 @@
 """The plan of an image: what would be built from what; combinations that can't work are refused here."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gpukiln import project as projects
 from gpukiln.catalog import compat
 from gpukiln.catalog.bases import NO_KUBERNETES
 from gpukiln.catalog.bases import base as find_base
@@ -28,6 +29,7 @@ from gpukiln.images.bases import ResolvedBase, resolve_base
 from gpukiln.images.commit import git_commit
 from gpukiln.images.digest import digest, image_inputs
 from gpukiln.images.fit import check_types, refuse
+from gpukiln.project import OwnRoles
 from gpukiln.sources.decisions import Decision, Probes, decide_sources, with_resolved_driver
 from gpukiln.typed import unknown
 from gpukiln.verify.checks import LAYERS, PROFILES
@@ -60,6 +62,7 @@ class ImagePlan:
         resolved: Every component as components.yaml and the overrides say it, with the kind of the driver's
             modules chosen: what the roles get.
         encrypted: Whether the root volume is encrypted.
+        own_roles: The roles of the project that the image gets.
     """
 
     image: str
@@ -82,6 +85,7 @@ class ImagePlan:
     git_commit: str | None
     resolved: dict[str, Any]
     encrypted: bool = True
+    own_roles: OwnRoles = field(default_factory=OwnRoles)
 
     def component(self, name: str) -> Decision:
         """What happens to one component.
@@ -135,6 +139,7 @@ def make_plan(
     definition = load_image(image, root)
     _check_choice(f"ami/{image}/image.yaml: profile", [definition.profile], PROFILES)
     _check_choice(f"ami/{image}/image.yaml: required layer", definition.required_layers, LAYERS)
+    own_roles = projects.roles(image)
     # The order stays: the first type is the one that is verified first.
     types = tuple(dict.fromkeys(instance_types or definition.instance_types))
     base_name = base or cloud.default_base
@@ -185,7 +190,7 @@ def make_plan(
     )
     # From here on the driver has the version that the source really has.
     components = with_resolved_driver(components, decisions)
-    inputs = image_inputs(root, definition, resolved, decisions, components, tools or {})
+    inputs = image_inputs(root, definition, resolved, decisions, components, tools or {}, own_roles)
     gpus, switched = gpus_of(types)  # variables of the role nvidia_driver
     inputs["GPUs"] = ", ".join(gpus) + (" with NVSwitch" if switched else "")
     if signer:
@@ -215,6 +220,7 @@ def make_plan(
         git_commit=git_commit(root),
         resolved=to_plain_data(components),
         encrypted=definition.encrypted,
+        own_roles=own_roles,
     )
 
 

@@ -1,6 +1,7 @@
 """Plans and base images for people."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -43,6 +44,7 @@ def _head(plan: ImagePlan) -> Table:
         "": f"{base.image_name}, by {base.resolved_by}",
         "runs on": ", ".join(plan.instance_types),
         "built on": f"{plan.builder_instance_type}, {plan.volume_size_gib} GiB",
+        **{f"roles {order}": ", ".join(names) for order, names in asdict(plan.own_roles).items() if names},
         "commit": plan.git_commit or "none",
         "digest": plan.digest,
     }

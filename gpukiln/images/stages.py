@@ -33,6 +33,7 @@ from gpukiln.images.digest import PROGRAM, canonical
 from gpukiln.images.plan import ImagePlan
 from gpukiln.instances.tags import remove_image, tag_specifications, tags_of
 from gpukiln.progress import Progress
+from gpukiln.project import ORDERS
 from gpukiln.typed import unknown
 
 STAGES: dict[str, tuple[str, ...]] = {
@@ -76,19 +77,22 @@ def stage_keys(inputs: Mapping[str, str]) -> dict[str, str]:
     """
     first = next(iter(STAGES))
     owned: dict[str, dict[str, str]] = {stage: {} for stage in STAGES}
+    # A project's roles that run after ours are in no stage; all others of its folder are in the first.
+    before, after = (inputs.get(f"roles {order}", "").split(", ") for order in ORDERS)
+    unstaged = {*UNSTAGED, "roles after", *(f"role {name}" for name in after if name not in before)}
     for name, value in inputs.items():
         what = _owner(name)
         # They run after the last stage, so their inputs invalidate none.
-        if what in UNSTAGED:
+        if what in unstaged:
             continue
         stage = next((stage for stage, owners in STAGES.items() if what in owners), first)
         owned[stage][name] = value
     keys: dict[str, str] = {}
-    before = ""
+    key = ""
     for stage, own in owned.items():
         # Each key includes the one before, so an early change invalidates all later stages.
-        before = hashlib.sha256(canonical([before, stage, own]).encode()).hexdigest()
-        keys[stage] = before
+        key = hashlib.sha256(canonical([key, stage, own]).encode()).hexdigest()
+        keys[stage] = key
     return keys
 
 

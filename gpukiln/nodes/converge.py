@@ -23,6 +23,7 @@ from gpukiln.nodes.results import RunResult
 from gpukiln.nodes.runs import NodeRun, RunStore
 from gpukiln.nodes.view import render
 from gpukiln.progress import Progress
+from gpukiln.project import OwnRoles, role_variables, roles
 
 OPTIONAL_ROLES = ("docker_compose", "dcgm", "ci_runner", "kasmvnc")
 PVE = "pve.yml"
@@ -66,9 +67,9 @@ def playbook_request(
         variables["gpukiln_left_out"] = [*left_out]
     if also:
         variables["gpukiln_also"] = [*also]
-    return PlaybookRequest(
-        playbook, absolute(inventory), limit, check, forks, {"components": components, **variables}
-    )
+    own = OwnRoles() if playbook == PVE else roles()  # a hypervisor is no GPU node
+    variables = {"components": components, **role_variables(own), **variables}
+    return PlaybookRequest(playbook, absolute(inventory), limit, check, forks, variables, own_roles=own)
 
 
 def parse_batches(text: str) -> list[str]:

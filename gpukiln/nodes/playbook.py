@@ -24,6 +24,7 @@ from gpukiln.files import open_private
 from gpukiln.nodes import apt_lock
 from gpukiln.nodes.results import Collector, RunResult, task_name
 from gpukiln.parsing import parse_json
+from gpukiln.project import OwnRoles, roles_path
 from gpukiln.redact import redact, redact_value
 
 # A sentence with every host of a large inventory can't be read.
@@ -44,6 +45,7 @@ class PlaybookRequest:
         check: Change nothing, report what would change.
         forks: Hosts that are worked on at the same time.
         variables: Extra variables.
+        own_roles: Roles of the project that the playbook runs too.
     """
 
     playbook: str
@@ -52,11 +54,13 @@ class PlaybookRequest:
     check: bool = False
     forks: int = 20
     variables: dict[str, Any] = field(default_factory=dict)
+    own_roles: OwnRoles = field(default_factory=OwnRoles)
 
     @property
     def environment(self) -> dict[str, str]:
         """What ansible is run with."""
         return {
+            **roles_path(self.own_roles),
             # Without it Ansible reads the user's own ansible.cfg, which may name another inventory or
             # strategy.
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),

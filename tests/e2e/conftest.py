@@ -109,8 +109,8 @@ def _has_image(home: Path, run: Path) -> bool:
 
 
 def _link_image(home: Path, target: Path) -> None:
-    """What an image is, in a cloud's home; none of it is ever changed in place."""
-    for name in ("builds", "cloud/regions", "cloud/snapshots"):
+    """What an image is, in a cloud's home, with its compiled modules; none of it is changed in place."""
+    for name in ("builds", "cloud/regions", "cloud/snapshots", "modules"):
         shutil.copytree(home / name, target / name, copy_function=os.link)
 
 

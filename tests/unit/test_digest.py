@@ -170,5 +170,5 @@ def test_a_kernel_a_recipe_and_what_is_left_out_are_told_in_words() -> None:
     assert explain_change(old, new) == [
         "available version of dcgm: left out 4.2 -> 4.2-1",
         "available version of the kernel: 6.1.1 -> 6.1.2",
-        "changed in components.yaml: how nvtop is installed",
+        "changed: how nvtop is installed (components.yaml, gpukiln.toml or --set)",
     ]

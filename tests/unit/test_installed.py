@@ -25,6 +25,7 @@ RECIPES = [
     "components.yaml",
     "docker/runner-gpu/Dockerfile",
     "examples/coder/main.tf",
+    "examples/project/.github/workflows/rebuild.yml",
     "roles/nvidia_driver/tasks/main.yml",
     "scripts/bootstrap/eks-gpu-bootstrap.sh",
     "scripts/hooks/gpu-job-started.sh",
@@ -115,6 +116,13 @@ def test_what_is_installed_answers_from_an_empty_folder(installed, tmp_path, cap
     assert checked.stdout == capsys.readouterr().out, checked.stderr
     assert json.loads(installed("gpu", "list", "--json").stdout)["schema"] == "gpu.list/1"
     assert json.loads(installed("ami", "bases", "--json").stdout)["schema"] == "ami.bases/1"
+
+
+def test_what_is_installed_makes_a_project(installed, tmp_path):
+    assert installed("init", str(tmp_path / "shop"), "--image", "shop-gpu").returncode == 0
+    workflow = (tmp_path / "shop/.github/workflows/rebuild.yml").read_text()
+    assert workflow == (ROOT / "examples/project/.github/workflows/rebuild.yml").read_text()
+    assert (tmp_path / "shop/ami/shop-gpu/image.yaml").is_file()
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from gpukiln import recipes
+from gpukiln import __version__, recipes
 from gpukiln.catalog.images import image_names, load_image
 from gpukiln.catalog.load import ROOT
 from gpukiln.cli import settings
 from gpukiln.cli.main import command, main
 from gpukiln.images import digest
+from gpukiln.images.channels import load_channels
 from gpukiln.images.commit import git_commit
 from gpukiln.options import options_of, read
+from gpukiln.project import SETTINGS, roles
 
 PROJECT = """\
 cloud = "aws"
@@ -31,7 +33,7 @@ branch = 580
 def project(tmp_path, monkeypatch):
     """A folder below one with gpukiln.toml; no variable is set."""
     for name in (
-        *(f"GPUKILN_{one.upper()}" for one in settings.SETTINGS),
+        *(f"GPUKILN_{one.upper()}" for one in SETTINGS),
         "AWS_REGION",
         "AWS_PROFILE",
         "AWS_DEFAULT_REGION",
@@ -169,15 +171,50 @@ def test_config_says_where_each_setting_comes_from(project, monkeypatch, capsys)
 
 @pytest.mark.usefixtures("project")
 def test_init_makes_a_project_that_changes_nothing(tmp_path, monkeypatch, capsys):
+    shipped = load_channels()
     assert main(["init", str(tmp_path / "new")]) == 0
     monkeypatch.chdir(tmp_path / "new")
     assert {one.source for one in settings.values()} == {"default"}
+    assert load_channels() == shipped
+    assert not roles()
     file = tmp_path / "new" / "gpukiln.toml"
     file.write_text(file.read_text().replace('# region = ""', 'region = "us-east-1"'))
     assert typed("ami.plan") == {"region": "us-east-1"}
     capsys.readouterr()
     assert main(["init", str(tmp_path / "new")]) == 6
     assert "next: `gpukiln project config` shows it" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("project")
+def test_init_writes_the_workflows_that_are_checked_here_and_keeps_what_is_there(tmp_path, capsys):
+    """tests/unit/test_lint.py and test_workflows.py check the files of examples/project."""
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/README.md").write_text("ours\n")
+    assert main(["init", str(tmp_path / "new")]) == 0
+    written = {
+        str(file.relative_to(tmp_path / "new")): file.read_text()
+        for file in (tmp_path / "new").rglob("*")
+        if file.is_file()
+    }
+    assert sorted(written) == [
+        ".github/dependabot.yml",
+        ".github/workflows/plan.yml",
+        ".github/workflows/rebuild.yml",
+        "README.md",
+        "ami/channels.yaml",
+        "gpukiln.toml",
+        "requirements.txt",
+    ]
+    for name in (".github/workflows/plan.yml", ".github/workflows/rebuild.yml"):
+        assert written[name] == (ROOT / "examples/project" / name).read_text()
+    assert written["requirements.txt"].endswith(f"\ngpukiln[image]=={__version__}\n")
+    assert written["README.md"] == "ours\n"
+    assert "README.md is there and stays as it is" in capsys.readouterr().err
+
+
+def test_a_field_that_is_true_or_false_is_written_as_set_has_it(project):
+    project.write_text("[components.nvidia_driver]\nkeep_build_tools = false\n")
+    assert typed("ami.plan")["set"] == "nvidia_driver.keep_build_tools=false"
 
 
 @pytest.mark.usefixtures("project")

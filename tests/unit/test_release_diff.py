@@ -322,7 +322,7 @@ def test_of_the_changed_inputs_files_are_counted_and_the_rest_is_told(two):
         "template of eks-gpu: 1 file",
         "scripts/bootstrap: 1 file",
         "ansible.cfg: 1 file",
-        "changed in components.yaml: how nvtop is installed",
+        "changed: how nvtop is installed (components.yaml, gpukiln.toml or --set)",
         "available version of nvtop: 0 -> 3.0.1-1",
     }
 

@@ -79,12 +79,49 @@ def test_a_change_leaves_the_stages_before_it(name: str, kept: list[str]) -> Non
     assert [stage for stage in STAGES if before[stage] == after[stage]] == kept
 
 
+OWN = {
+    "roles before": "site_proxy",
+    "roles after": "site_agent, site_users",
+    "file roles/site_proxy/tasks/main.yml": "h",
+    "file roles/site_agent/tasks/main.yml": "i",
+    "file roles/site_library/tasks/main.yml": "j",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("roles before", []),
+        ("roles after", list(STAGES)),
+        ("file roles/site_proxy/tasks/main.yml", []),
+        ("file roles/site_agent/tasks/main.yml", list(STAGES)),
+        ("file roles/site_library/tasks/main.yml", []),  # any role may include it
+    ],
+)
+def test_roles_of_a_project_that_run_last_are_in_no_stage(name: str, kept: list[str]) -> None:
+    changed = ", ".join(reversed(OWN[name].split(", "))) + "x" * ("," not in OWN[name])
+    before, after = stage_keys({**INPUTS, **OWN}), stage_keys({**INPUTS, **OWN, name: changed})
+    assert [stage for stage in STAGES if before[stage] == after[stage]] == kept
+
+
+def test_the_playbook_runs_a_projects_roles_around_the_shipped_ones() -> None:
+    [play] = yaml.safe_load((ROOT / "ansible/image.yml").read_text())
+    loops = [str(task.get("loop", "")).strip("{} ") for task in play["tasks"]]
+    names = [task["name"] for task in play["tasks"]]
+    first, last = loops.index("gpukiln_roles_before"), loops.index("gpukiln_roles_after")
+    assert first < names.index("Include nvidia_driver")
+    assert play["tasks"][first]["when"] == "'driver' not in gpukiln_stages_done", "a stage has them already"
+    assert names.index("Include gpu_tools") < last < names.index("Include image_record")
+    assert "when" not in play["tasks"][last]
+
+
 def roles_of_the_playbook() -> dict[str, str]:
     """Per role of ansible/image.yml its stage, in the order in which they run; empty: in none."""
     [play] = yaml.safe_load((ROOT / "ansible/image.yml").read_text())
     found = {}
     for task in play["tasks"]:
-        if role := task.get("ansible.builtin.include_role", {}).get("name"):
+        role = task.get("ansible.builtin.include_role", {}).get("name")
+        if role and "{{" not in role:  # those of a project have a test of their own
             found[role] = "".join(
                 re.findall(r"'(\w+)' not in gpukiln_stages_done", str(task.get("when", "")))
             )

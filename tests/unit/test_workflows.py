@@ -38,8 +38,12 @@ from tests.support.release_cloud import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+PROJECT = ROOT / "examples/project/.github/workflows"  # which `gpukiln init` writes
+WORKFLOWS = sorted([*(ROOT / ".github" / "workflows").glob("*.yml"), *PROJECT.glob("*.yml")])
 REBUILD = yaml.safe_load((ROOT / ".github/workflows/rebuild.yml").read_text())
+OWN_REBUILD, OWN_PLAN = (
+    yaml.safe_load((PROJECT / f"{name}.yml").read_text()) for name in ("rebuild", "plan")
+)
 MOLECULE = yaml.safe_load((ROOT / ".github/workflows/molecule.yml").read_text())
 PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
 RUN = """\
@@ -48,6 +52,16 @@ import os, sys
 sys.path.insert(0, {root!r})
 from tests.support import workflow_commands
 sys.exit(workflow_commands.main(sys.argv[2:]))
+"""
+GPUKILN = """\
+#!{python}
+import os, sys
+sys.path.insert(0, {root!r})
+from tests.support import workflow_commands
+if sys.argv[1] == "config":
+    from gpukiln.commands.main import main
+    sys.exit(main(sys.argv[1:]))
+sys.exit(workflow_commands.main([".".join(sys.argv[1:3]), *sys.argv[3:]]))
 """
 GH = """\
 #!{python}
@@ -73,7 +87,12 @@ class Runner:
         self.folder, self.kept, self.log = folder, folder / "artifact", folder / "gh.log"
         self.records, self.ran, self.fails = home / "builds", [], ""
         self.vars = {"RELEASE_REGIONS": ",".join(REGIONS), "CLOUD": "embedded"}
-        for name, text in (("scripts/run", RUN), ("bin/gh", GH)):
+        for name, text in (
+            ("scripts/run", RUN),
+            ("bin/gpukiln", GPUKILN),
+            ("bin/pip", "#!/bin/sh\n"),
+            ("bin/gh", GH),
+        ):
             file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
             about = {"root": str(ROOT), "python": sys.executable}
@@ -123,12 +142,12 @@ class Runner:
         left, operator, right = re.fullmatch(r"(\S+) (==|!=) '(.*)'", condition).groups()
         return (self.value(left) == right) is (operator == "==")
 
-    def job(self, name, **more):
+    def job(self, name, workflow=REBUILD, **more):
         """Run the steps of a job; returns the name of the one that failed, or an empty string."""
-        job = REBUILD["jobs"][name]
+        job = workflow["jobs"][name]
         steps, failed, environment = self.context.setdefault("steps", {}), "", dict(self.environment)
         steps.clear()
-        for level in (REBUILD["env"], job.get("env", {}), self.vars, more):
+        for level in (workflow.get("env", {}), job.get("env", {}), self.vars, more):
             environment |= {key: self.filled(value) for key, value in level.items()}
         self.ran = []
         for step in (step for step in job["steps"] if "run" in step):
@@ -219,6 +238,37 @@ def test_a_rebuild_is_released_described_and_promoted(runner):
     assert runner.ran == ["Plan", "Verify on other GPUs", "Release to candidate"]
     assert runner.asked() == []
     assert not runner.holds(REBUILD["jobs"]["promote"]["if"], "")
+
+
+def test_the_rebuild_of_a_project_is_released_and_promoted(runner):
+    assert runner.job("rebuild", OWN_REBUILD) == ""
+    steps = ["Install gpukiln", "Build", "Verify on other GPUs", "Release to candidate"]
+    assert runner.ran == steps
+    there = pointed("candidate")
+    assert there[HOME] == BAKE.image_id
+    assert set(pointed("stable").values()) == {None}
+    record = runner.records / runner.build / "record.json"
+    runner.keep("7", json.loads(record.read_text()))  # what `Keep the record` uploads
+    record.unlink()  # the other job runs on another machine
+    assert runner.holds(OWN_REBUILD["jobs"]["promote"]["if"], "")
+    assert runner.job("promote", OWN_REBUILD) == ""
+    assert pointed("stable") == there
+
+
+def test_a_pull_request_of_a_project_is_planned_where_the_role_may_be_taken(runner, tmp_path):
+    summary = tmp_path / "summary"
+    assert runner.job("plan", OWN_PLAN, GITHUB_STEP_SUMMARY=str(summary), TEST_PROVEN=BAKE.image_id) == ""
+    assert BAKE.image_id in summary.read_text()
+    told = runner.job("plan", OWN_PLAN, GITHUB_STEP_SUMMARY=str(summary), TEST_FAILS="ami.plan")
+    assert told.startswith("Plan: "), "a plan that is refused fails the job"
+    guard = OWN_PLAN["jobs"]["plan"]["if"]
+    assert guard == (
+        "vars.AWS_PLAN_ROLE_ARN != '' && github.event.pull_request.head.repo.full_name == github.repository"
+    )
+    assert runner.job("check", OWN_PLAN) == ""
+    (tmp_path / "gpukiln.toml").write_text('[roles]\nafter = ["missing"]\n')
+    assert "names the role 'missing'" in runner.job("check", OWN_PLAN)
+    assert "id-token" not in OWN_PLAN["jobs"]["check"]["permissions"], "forks' code runs in it"
 
 
 def test_what_no_gpu_judged_is_not_released_by_a_second_run(runner):
@@ -354,9 +404,9 @@ def test_versions_of_pinned_actions_are_written_beside_them():
 
 def test_what_builds_asks_github_for_packers_plugins_with_a_token():
     """Without one CI's runners share 60 calls an hour with everybody at their address."""
-    steps = REBUILD["jobs"]["rebuild"]["steps"]
-    builds = [step for step in steps if "ami.build" in step.get("run", "")]
-    assert builds
+    steps = [step for workflow in (REBUILD, OWN_REBUILD) for step in workflow["jobs"]["rebuild"]["steps"]]
+    builds = [step for step in steps if re.search("ami.build", step.get("run", ""))]
+    assert len(builds) == 2
     assert [step["name"] for step in builds if "PACKER_GITHUB_API_TOKEN" not in step.get("env", {})] == []
 
 

@@ -45,7 +45,7 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         variables = task_vars or {}
         role = self._role(variables)
-        module = _module_of(role.name)
+        module = _module_of(role.name, Path(self._task._role._role_path))
         step = f"_{self._task.args['step']}" if self._task.args.get("step") else ""
         look, decide = (getattr(module, f"{verb}{step}") for verb in ("look", "decide"))
         known = self._task.args.get("known") or {}
@@ -128,14 +128,20 @@ class _Variables(Mapping[str, Any]):
         return sum(1 for name in self)
 
 
-def _import(name: str) -> Any:
-    """A module below roles/, of the collection or of the checkout."""
+def _import(name: str, top: Path = ROOT) -> Any:
+    """A module below roles/, of the collection, of the checkout or of a project.
+
+    Args:
+        top: The folder that has roles/. That of a project and the checkout's are one namespace package, so
+            that a project's decide.py can `from ..plan import` too.
+    """
     package = f"{PACKAGE}.roles"
     # Outside a collection the plug-in has Ansible's own package name.
     if PACKAGE == "ansible":
         package = "roles"
-        if str(ROOT) not in sys.path:
-            sys.path.insert(0, str(ROOT))
+        for folder in (ROOT, top):  # a later one is searched first, as in roles_path
+            if str(folder) not in sys.path:
+                sys.path.insert(0, str(folder))
     try:
         return importlib.import_module(f"{package}.{name}")
     # Ansible may run in an environment of its own, without gpukiln's dependencies.
@@ -146,8 +152,8 @@ def _import(name: str) -> Any:
         ) from error
 
 
-def _module_of(role: str) -> Any:
-    return _import(f"{role}.decide")
+def _module_of(role: str, folder: Path) -> Any:
+    return _import(f"{role}.decide", folder.parent.parent)
 
 
 def _merge(node: dict[str, Any], answer: Mapping[str, Any]) -> None:

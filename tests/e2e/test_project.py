@@ -1,0 +1,164 @@
+"""A project without a checkout: an installed wheel bakes an image with the project's own roles and versions.
+
+What stands in: DCGM's repository and packages, which a role of the project puts on the machine before the
+shipped role asks for them.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from gpukiln.disks.mount import mounted_root
+from tests.support import documents
+from tests.support.harness import ROOT
+from tests.support.standin.dcgm import dcgm
+from tests.support.standin.packages import specification
+from tests.support.standin.platforms import BUILD
+
+pytestmark = pytest.mark.e2e
+
+DCGM, EXPORTER = "4.6.9", "4.8.9"  # components.yaml has others
+AGENT = """\
+- name: Write the agent's settings
+  ansible.builtin.copy: {content: "port: 9100\\n", dest: /etc/site-agent.yaml, mode: "0644"}
+"""
+MIRROR = """\
+- name: Bring the mirror
+  ansible.builtin.copy: {{src: mirror/, dest: {0}/, mode: "0644", directory_mode: "0755"}}
+"""
+SETTINGS = """\
+cloud = "embedded"
+region = "us-west-2"
+image = "shop-gpu"
+
+[components.dcgm]
+version = "{dcgm}"
+{repository}
+
+[components.dcgm_exporter]
+version = "{exporter}"
+{repository}
+
+[roles]
+before = ["site_mirror"]
+after = ["site_agent"]
+"""
+REPOSITORY = """\
+repository.apt.url = "file://{0}"
+repository.apt.key_url = "file://{0}/gpgkey"
+repository.apt.key_fingerprint = "{1}"
+"""
+COMPONENTS = "components: [nvidia_driver, nvidia_persistenced, dcgm, dcgm_exporter]\n"
+
+
+class Shop:
+    """A project in a folder of its own, and `gpukiln` as its wheel installs it."""
+
+    def __init__(self, here, folder: Path) -> None:
+        self.here, self.folder, self.program = here, folder / "shop", folder / "venv/bin/gpukiln"
+
+    def gpukiln(self, *words: str, cwd: Path | None = None) -> str:
+        done = subprocess.run(
+            [self.program, *words],
+            cwd=cwd or self.folder,
+            env={name: value for name, value in self.here.environment.items() if name != "PYTHONPATH"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, (
+            f"{words}: {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+        )
+        return done.stdout
+
+    def document(self, *words: str):
+        return documents.read(self.gpukiln(*words, "--json"))
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / name).write_text(text)
+
+
+@pytest.fixture(scope="module")
+def shop(image_cloud, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("project")
+    wheels = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(wheels, cwd=ROOT, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    [wheel] = folder.glob("*.whl")
+    install = [folder / "venv/bin/pip", "install", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run(install, check=True, capture_output=True)
+    # The dependencies of this environment, instead of another download of them; no checkout is among them.
+    [packages] = folder.glob("venv/lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    for name in ("ansible", "ansible-playbook"):
+        script = folder / "venv/bin" / name
+        _, _, code = Path(sys.executable).with_name(name).read_text().partition("\n")
+        script.write_text(f"#!{folder}/venv/bin/python\n{code}")
+        script.chmod(0o755)
+    made = Shop(image_cloud, folder)
+    made.gpukiln("init", "shop", "--image", "shop-gpu", cwd=folder)
+    return made
+
+
+@pytest.fixture(scope="module")
+def image(shop, tmp_path_factory):
+    """The record of the project's image."""
+    mirror = tmp_path_factory.mktemp("mirror") / "mirror"  # the plan asks for it here, the machine there
+    packages = specification(dcgm(f"1:{DCGM}-1", f"{EXPORTER}-1"))
+    (mirror.parent / "packages.json").write_text(json.dumps(packages))
+    build = [sys.executable, BUILD, "apt", mirror, mirror.parent / "packages.json"]
+    key = subprocess.run(build, check=True, capture_output=True, text=True).stdout.strip()
+    repository = REPOSITORY.format(mirror, key)
+    shop.write("gpukiln.toml", SETTINGS.format(dcgm=DCGM, exporter=EXPORTER, repository=repository))
+    definition = (shop.folder / "ami/shop-gpu/image.yaml").read_text().partition("components:")[0]
+    layers = definition.replace("boot, runtime]", "boot]")
+    shop.write("ami/shop-gpu/image.yaml", layers + COMPONENTS)
+    shop.write("roles/site_mirror/tasks/main.yml", MIRROR.format(mirror))
+    shutil.copytree(mirror, shop.folder / "roles/site_mirror/files/mirror")
+    shop.write("roles/site_agent/tasks/main.yml", AGENT)
+    return shop.document("ami", "build")
+
+
+@pytest.fixture(scope="module")
+def root(shop, image):
+    """The file system of the image's disk."""
+    [ami] = shop.here.aws("ec2", "describe-images", "--image-ids", image["image_id"])["Images"]
+    snapshot = ami["BlockDeviceMappings"][0]["Ebs"]["SnapshotId"]
+    with mounted_root(shop.here.home / f"cloud/snapshots/{snapshot}.raw") as folder:
+        yield folder
+
+
+def test_the_image_has_what_the_projects_roles_wrote(image, root):
+    assert (root / "etc/site-agent.yaml").read_text() == "port: 9100\n"
+    assert image["plan"]["own_roles"] == {"before": ["site_mirror"], "after": ["site_agent"], "replace": []}
+    [verdict] = image["verdicts"]
+    assert verdict["passed"] is True
+
+
+def test_the_image_has_the_versions_that_the_project_pins(image, root):
+    own = json.loads((root / "etc/gpukiln/image.json").read_text())
+    wanted = {
+        "datacenter-gpu-manager-4-core": f"1:{DCGM}-1",
+        "datacenter-gpu-manager-exporter": f"{EXPORTER}-1",
+    }
+    assert {name: own["packages"].get(name) for name in wanted} == wanted
+    status = (root / "var/lib/dpkg/status").read_text()
+    for name, version in wanted.items():
+        [fields] = [part for part in status.split("\n\n") if part.startswith(f"Package: {name}\n")]
+        assert f"\nVersion: {version}\n" in fields
+    assert image["plan"]["image"] == own["image"] == "shop-gpu"
+
+
+def test_a_changed_role_is_why_there_is_something_to_build(shop, image):
+    assert shop.document("ami", "plan")["proven_image"] == image["image_id"]
+    shop.write("roles/site_agent/tasks/main.yml", AGENT.replace("9100", "9101"))
+    planned = shop.document("ami", "plan")
+    assert planned["digest"] != image["plan"]["digest"]
+    assert planned["why_build"][1:] == ["changed role site_agent: tasks/main.yml"]

@@ -509,7 +509,7 @@ def test_text_and_exit_codes(tmp_path: Path, check: Typed) -> None:
     check("warn.yaml", "--strict", code=1)
     said = check("warn.yaml", "bad.yaml", "--skip", "gpu-whole=MIG, one day,image-latest").stdout
     assert "skipped: gpu-whole, 1 finding (MIG, one day)" in said
-    assert "skipped: image-latest, 1 finding, and no reason given" in said
+    assert "skipped: image-latest, 1 finding, without a reason" in said
     assert "0 errors, 0 warnings" in check("bad.yaml", "--rule", "image-latest,shm-default").stdout
 
 

@@ -84,7 +84,7 @@ def checked(text: str, crd: str = CRD) -> CheckReport:
         ("sizes: 3", "spec.sizes", "unknown field sizes"),
         ("size: 9", "spec.size", "9 is greater than the maximum of 8"),
         ("share: 0", "spec.share", "0 is less than or equal to the minimum of 0"),
-        ("nodes: [a, a]", "spec.nodes", "stands 2 times"),
+        ("nodes: [a, a]", "spec.nodes", "occurs 2 times"),
         ("nodes: [a, b, c]", "spec.nodes", "more nodes than the farm's size"),
         ("lease: 30s", "spec.lease", "is short"),
         ("domain: example.org/a", "spec.domain", "the rule does not hold"),

@@ -139,7 +139,7 @@ def test_a_rule_that_fails_is_a_note_and_the_others_go_on(monkeypatch: pytest.Mo
         dataclasses.replace(one, check=fails) if one.id == "schema" else one for one in registry.rules()
     ]
     monkeypatch.setattr(evaluate, "rules", lambda: broken)
-    monkeypatch.setattr(evaluate, "placed", fails)
+    monkeypatch.setattr(evaluate, "placement", fails)
     report = checked(POD % "restartPolicy: Sometimes", POD % "x: 1")
     assert [(one.file, one.line) for one in report.unchecked] == [("0.yaml", 1), ("1.yaml", 1)] * 2
     assert report.unchecked[0].reason == (

@@ -120,7 +120,7 @@ def test_a_ready_state_that_is_not_told_is_no_fault_and_no_pass() -> None:
 def test_processes_that_are_not_told_are_no_idle_gpu() -> None:
     data = machine()
     gpu("processes", None)(data)
-    assert evaluate_check("gpu.idle", data) == ("not_run", "not reported by any GPU which processes use it")
+    assert evaluate_check("gpu.idle", data) == ("not_run", "no GPU reports which processes use it")
 
 
 def test_t_limit_counts_where_there_is_one_and_its_own_limit_is_no_fault() -> None:

@@ -113,7 +113,7 @@ def test_amazon_linux_takes_the_rpm_repository_and_has_no_nvtop() -> None:
     assert asked == ["https://nvidia.github.io/libnvidia-container/stable/rpm/x86_64/repodata/repomd.xml"]
     assert found["nvidia_container_toolkit"].status == "install"
     assert (found["nvtop"].status, "no package of it" in found["nvtop"].reason) == ("left_out", True)
-    assert found["docker"].source.endswith("docker, its version resolved at build time")
+    assert found["docker"].source.endswith("docker, its version is resolved at build time")
 
 
 def test_an_unreachable_repository_is_left_out_with_the_reason() -> None:
@@ -185,7 +185,7 @@ def test_versions_on_a_strict_cloud_are_resolved_at_build_time() -> None:
     found = decisions("eks-ubuntu-22.04", strict=True, overrides=["nvidia_driver.branch=580"])
     driver = found["nvidia_driver"]
     assert (driver.status, driver.version, driver.package_version) == ("install", "580.178.04", None)
-    assert "nvidia-dkms-580-server, its version resolved at build time" in driver.source
+    assert "nvidia-dkms-580-server, its version is resolved at build time" in driver.source
     assert "nvidia-compute-utils-580-server" in found["nvidia_persistenced"].source
     assert found["docker"].version is None
 
@@ -280,7 +280,7 @@ def test_the_probe_really_asks(server: str, tmp_path: Path) -> None:
     assert http_unreachable(f"file://{tmp_path}/InRelease") is None
     assert "answered 404" in (http_unreachable(f"{server}/nothing") or "")
     assert "Connection refused" in (http_unreachable("http://127.0.0.1:9/x") or "")
-    assert "no http, https or file address" in (http_unreachable("ftp://x.test/") or "")
+    assert "not an http, https or file address" in (http_unreachable("ftp://x.test/") or "")
 
 
 def test_the_probe_hides_credentials() -> None:

@@ -63,7 +63,7 @@ def test_the_driver_of_its_branch_is_taken_with_its_full_version() -> None:
     [
         (parse_index(LEADS_ON)[0], "leads to branch 580, by its dependencies"),
         (DebPackage(NAME, "580.126.20-0ubuntu0.26.04.1"), "leads to branch 580, by its version"),
-        (DebPackage(NAME, "535.309.01-1", "x", "Transitional package"), "calls itself transitional"),
+        (DebPackage(NAME, "535.309.01-1", "x", "Transitional package"), "its description says transitional"),
         (DebPackage(NAME, "535.309.01-1", "libnvidia-compute-580-server (= 580.1)"), "leads to branch 580"),
         (
             DebPackage("libnvidia-compute-535-server", "535.309.01-1", "libnvidia-compute-580-server"),
@@ -72,7 +72,7 @@ def test_the_driver_of_its_branch_is_taken_with_its_full_version() -> None:
     ],
 )
 def test_a_name_that_leads_to_another_branch_is_refused(package: DebPackage, said: str) -> None:
-    with pytest.raises(IncompatibleError, match=r"driver 535 is wanted, and on Ubuntu 24\.04") as caught:
+    with pytest.raises(IncompatibleError, match=r"on Ubuntu 24\.04") as caught:
         driver(index(package))
     assert said in caught.value.message
     assert "--base" in caught.value.hint

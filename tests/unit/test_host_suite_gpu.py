@@ -57,7 +57,7 @@ def test_gpus_without_nvlink_need_no_peer_access_and_no_fabric() -> None:
     for found in data["nvml"]["gpus"]:
         found.update(name="NVIDIA A10G", nvlinks=None, fabric={"state": None, "status": None})
         found["peers"][0]["p2p"] = dict.fromkeys(found["peers"][0]["p2p"], 1)
-    assert evaluate_check("multi-gpu.p2p", data) == ("passed", "0 ways ok; others: chipset not supported")
+    assert evaluate_check("multi-gpu.p2p", data) == ("passed", "0 paths ok; others: chipset not supported")
     assert evaluate_check("multi-gpu.nvlink", data)[0] == "passed"
     assert evaluate_check("multi-gpu.fabric", data) == ("passed", "no GPU has a fabric")
 

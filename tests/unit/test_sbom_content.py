@@ -44,7 +44,7 @@ def test_a_whole_one_lacks_nothing() -> None:
             ),
             "wrong: x 1 instead of nothing",
         ),
-        (sbom(metadata={"component": {"version": "ami-2"}}), "it is of ami-2 and not of ami-1"),
+        (sbom(metadata={"component": {"version": "ami-2"}}), "found the SBOM of ami-2, wanted that of ami-1"),
         ({"metadata": {}}, "not a CycloneDX document with components"),
         ([], "not a CycloneDX document with components"),
     ],

@@ -43,7 +43,7 @@ FAULTS = {
     "modules.loads": (
         # of several commands for a module, modprobe takes that of the first file
         "echo 'install nvidia-modeset /bin/false' >/etc/modprobe.d/aa-blocked.conf",
-        "`/bin/false` is run in its place",
+        "`/bin/false` is run instead of loading it",
     ),
     "modules.rivals": (
         "echo 'softdep nvidia pre: vfio-pci' >/etc/modprobe.d/zz-passthrough.conf",

@@ -351,7 +351,7 @@ PROFILES: dict[str, Profile] = {
             "gpu.memory-repair": "not reported",
             "gpu.throttle": "not reported",
             "gpu.pcie-link": "not reported",
-            "compute.bandwidth": "does not tell the link's rate",
+            "compute.bandwidth": "does not report the link's rate",
             "multi-gpu.topology": "not reported",
         },
         (

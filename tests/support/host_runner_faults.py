@@ -143,7 +143,7 @@ RUNNER_FAULTS: dict[str, list[tuple[Fault, str]]] = {
     "runtime.job-hooks": [
         (put(f"hooks/{STARTED}/path", ""), "JOB_STARTED is not set"),
         (put(f"hooks/{COMPLETED}/rc", 127), "exits 127"),
-        (put(f"hooks/{COMPLETED}/out", ""), "says nothing"),
+        (put(f"hooks/{COMPLETED}/out", ""), "prints nothing"),
     ],
     "compute.runner-nvrtc": [
         (put("ptxas/rc", 255), "ptxas exits 255"),

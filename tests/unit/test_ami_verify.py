@@ -137,7 +137,7 @@ def test_a_failure_ends_with_its_causes_and_fix(judge):
 def test_without_sbom_the_verdict_stays_and_the_way_to_write_it_is_said(judge):
     code, shown, build = judge(GOOD, is_gone=True)
     assert code == 4
-    assert f"`invoke ami.attest {build.id}` writes what is missing" in shown
+    assert f"`invoke ami.attest {build.id}` writes the missing files" in shown
     assert build.read().verdict.counts["passed"] == 1
 
 
@@ -285,7 +285,7 @@ def test_a_rehearsal_on_simulated_gpus_is_kept_and_proves_nothing(judge):
     code, shown, build = judge(GOOD, build="last", instance_types="g5.xlarge", simulated=True)
     assert code == 0
     assert judge.machine_options["simulated"] is True
-    assert "SIMULATED GPUS, PROVES NOTHING" in shown
+    assert "SIMULATED GPUS, NOT VALID FOR A RELEASE" in shown
     assert judge.tags == proven, "no tag of an image tells of a rehearsal"
     assert not (build.folder / "sbom.cdx.json").exists(), "nothing is attested by it"
     record = build.read()

@@ -340,7 +340,7 @@ def test_what_is_missing_is_named(bake, keys, monkeypatch):
     with pytest.raises(UsageError, match=r"has no sbom\.cdx\.json"):
         outcomes(build)
     private, public = keys("locked", encryption=BestAvailableEncryption(b"secret"))
-    with pytest.raises(UsageError, match="no private key that can be used"):
+    with pytest.raises(UsageError, match="not a usable private key"):
         load_signer(private)
     monkeypatch.setenv(PASSWORD, "secret")
     write(build, load_signer(private))

@@ -209,7 +209,7 @@ def test_where_that_is_refused_it_is_told_beside_the_reason(build, endpoint):
     endpoint.refuse = while_the_image_is_made("DeregisterImage")
     raised, record, _ = build()
     assert "ImageAvailable" in raised.message
-    assert "an AMI that no record knows may be left" in "".join(raised.__notes__)
+    assert "an AMI without a record may exist" in "".join(raised.__notes__)
     assert record.state == "failed"
 
 

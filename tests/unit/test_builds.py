@@ -83,8 +83,8 @@ def test_why_a_build_is_needed(proven, tmp_path):
     assert since == f"since {BAKE.image_id} of build {build.id}, verified on 2026-11-21:"
     assert line == "available version of nvtop: 3.0.1-1 -> 9.9"
     [gone] = why_build(old, proven)
-    assert gone == f"{BAKE.image_id} of build {build.id} had this digest, and is not there any more"
-    assert why_build(old, Builds(tmp_path / "other")) == ["no image of it was proven on this machine yet"]
+    assert gone == f"{BAKE.image_id} of build {build.id} had this digest, and does not exist any more"
+    assert why_build(old, Builds(tmp_path / "other")) == ["no image of it was verified on this machine yet"]
 
 
 def test_a_record_tells_where_modules_came_from_and_an_old_one_does_not(proven):

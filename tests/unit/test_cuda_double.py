@@ -262,7 +262,7 @@ def test_a_fault_of_one_gpu_hides_no_other(ask: Ask) -> None:
     facts = ask("element", gpus=4, DOUBLE_BAD="1")
     assert [gpu["ok"] for gpu in facts["cuda"]["gpus"]] == [True, False, True, True]
     assert judge(KERNEL, facts)[1].startswith("0000:1b:00.0: the kernel's result is wrong")
-    assert judge(REDUCE, facts)[1].startswith("it was not tried: 0000:1b:00.0")
+    assert judge(REDUCE, facts)[1].startswith("the all-reduce was not run: 0000:1b:00.0")
 
 
 @pytest.mark.parametrize(
@@ -299,8 +299,8 @@ def test_many_peers_take_longer_than_one(ask: Ask) -> None:
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        ("slice", "a MIG device has some of its GPU's copy engines"),
-        ("unpinned", "CUDA gave no pinned memory"),
+        ("slice", "a MIG device has only a part of its GPU's copy engines"),
+        ("unpinned", "CUDA allocated no pinned memory"),
     ],
 )
 def test_copies_that_are_slow_by_design_are_no_fault(ask: Ask, fault: str, why: str) -> None:

@@ -87,15 +87,15 @@ SITUATIONS: dict[str, tuple[Callable[[Data], Any], str, str]] = {
     ),
     "nouveau has the GPU": (
         both(unloaded, gpu(driver="nouveau")),
-        "nouveau, the kernel's own driver, has the GPU",
+        "nouveau, the kernel's own driver, has claimed the GPU",
         "not loaded",
     ),
     "nouveau is loaded and no driver is installed": (
         both(without_driver, gpus(nouveau=True)),
-        "nouveau, the kernel's own driver, has the GPU",
+        "nouveau, the kernel's own driver, has claimed the GPU",
         "None",
     ),
-    "passed through to a guest": (gpu(driver="vfio-pci"), "vfio-pci has a GPU", "None"),
+    "passed through to a guest": (gpu(driver="vfio-pci"), "vfio-pci has claimed a GPU", "None"),
     "installed and not loaded": (unloaded, f"driver {DRIVER} is installed and not loaded", "libraries"),
     "no module for the running kernel": (
         both(unloaded, lambda d: d["kernel"].update(running="6.1.0-99")),
@@ -125,7 +125,7 @@ SITUATIONS: dict[str, tuple[Callable[[Data], Any], str, str]] = {
     "hangs": (
         hangs,
         "nvidia-smi hangs (no answer in 20 s; process 7 (smi) is in D): 1 NVIDIA GPU on the PCI bus, driver "
-        f"{DRIVER} is loaded; the kernel last said: NVRM: Xid (PCI:0000:00:1e): 119",
+        f"{DRIVER} is loaded; the last kernel message: NVRM: Xid (PCI:0000:00:1e): 119",
         "not installed",
     ),
     "another tool hangs": (
@@ -135,7 +135,7 @@ SITUATIONS: dict[str, tuple[Callable[[Data], Any], str, str]] = {
     ),
     "fell off the bus": (
         gpu(lost=True),
-        "A GPU fell off the bus: 0000:00:1e.0 does not answer any more",
+        "A GPU fell off the bus: 0000:00:1e.0 no longer answers",
         "is loaded",
     ),
     "fell off the bus, says the kernel": (
@@ -149,7 +149,7 @@ SITUATIONS: dict[str, tuple[Callable[[Data], Any], str, str]] = {
         "is loaded",
     ),
     "nvidia-smi fails otherwise": (gpus(smi={"rc": 255, "out": "?"}), "nvidia-smi exits 255", "libraries"),
-    "the GPUs could not be looked at": (
+    "the GPUs could not be read": (
         both(without_driver, lambda d: d.update(gpus=NOTHING)),
         "It is not known",
         "no GPU machine",

@@ -162,7 +162,7 @@ def test_a_wrong_element_that_nobody_notices_is_a_failure(contact: Contact, tmp_
     with contact(also="cuda._difference = lambda *_: None") as process:
         out, _err = process.communicate(timeout=150)
     assert process.returncode == 1
-    assert "a wrong element was expected and not reported" in out
+    assert "a wrong element was expected, but not reported" in out
     assert steps(tmp_path)["wrong expectation"] == "failed"
 
 
@@ -179,7 +179,7 @@ def test_an_interrupted_one_says_so(contact: Contact, tmp_path: Path) -> None:
     assert process.returncode == 130, err
     assert found(tmp_path, "state.json")["ended"] == "interrupted"
     assert steps(tmp_path)["compute"] == "no"
-    assert "interrupted; what was found until then is in" in err
+    assert "interrupted; the results so far are in" in err
 
 
 def test_a_driver_that_hangs_is_not_waited_for(contact: Contact, tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_folder_that_is_there_is_left_alone(contact: Contact, tmp_path: Path) 
     with contact() as process:
         _out, err = process.communicate(timeout=30)
     assert process.returncode == 2
-    assert "is there already, wanted a new folder" in err
+    assert "exists already, wanted a new folder" in err
     assert [path.name for path in (tmp_path / "found").iterdir()] == ["mine"]
 
 
@@ -224,7 +224,7 @@ def test_python_of_the_oldest_kind_does_it_and_says_what_it_lacks(
     assert (process.returncode, out) == (code, ""), err
     missing = [step for step, ended in steps(tmp_path).items() if ended != "done"]
     assert missing == ([] if bindings else ["nvml", "packed command"])
-    assert bindings or "no pynvml here: make a packed file" in err
+    assert bindings or "found no pynvml: make a packed file" in err
 
 
 def test_a_packed_file_needs_nothing_beside_it(contact: Contact, tmp_path: Path) -> None:

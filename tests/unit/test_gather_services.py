@@ -248,7 +248,7 @@ def test_vllm_tells_its_model_and_its_processes(workspace: Machine, ollama: tupl
     outcome, reason = judged("services.vllm")
     assert (outcome, reason) == (
         "failed",
-        "none of vllm's processes is on a GPU, wanted one that holds its memory",
+        "none of vllm's processes is on a GPU, wanted one that uses its memory",
     )
 
 

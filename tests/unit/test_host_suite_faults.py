@@ -158,8 +158,8 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
     "hygiene.dkms-trees": [(put("dkms/trees", ["/var/lib/dkms/nvidia-current/1/build"]), "build")],
     "hygiene.build-tools": [(put("build_files/build_tools", ["/usr/sbin/policy-rc.d"]), "policy-rc.d")],
     "hygiene.simulated": [
-        (put("simulated/disk", [NOTE]), f"found {NOTE}, wanted nothing of simulated GPUs"),
-        (put("simulated", {"machine": True, "disk": [NOTE]}), "nobody asked for it"),
+        (put("simulated/disk", [NOTE]), f"found {NOTE}, wanted no file of simulated GPUs"),
+        (put("simulated", {"machine": True, "disk": [NOTE]}), "without `--simulated`"),
         (put("simulated/disk", ["/usr/lib64/libnvidia-ml.so.1"]), "/usr/lib64/libnvidia-ml.so.1"),
     ],
     "versions.record": [
@@ -175,7 +175,10 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
     ],
     "versions.answers": [
         (put("hung/tools", [HANGS]), "nvidia-smi hangs: `nvidia-smi -h`: no answer in 20 s"),
-        (put("hung", {"tools": [HANGS], "kernel": ["NVRM: Xid: 119, timeout"]}), "last said: NVRM: Xid: 119"),
+        (
+            put("hung", {"tools": [HANGS], "kernel": ["NVRM: Xid: 119, timeout"]}),
+            "last kernel messages: NVRM: Xid: 119",
+        ),
     ],
     "versions.driver-installed": [(no_driver, "no driver is installed: nvidia-smi")],
     "versions.driver-branch": [
@@ -237,7 +240,7 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
             installed("linux-modules-nvidia-470-server-5.15.0-100-generic", "5.15.0-100.110+1"),
             "linux-modules-nvidia-470-server-5.15.0-100-generic, wanted branch 535",
         ),
-        (no_driver, "nothing of the driver names a version"),
+        (no_driver, "no part of the driver has a version"),
     ],
     "versions.toolkit": [
         (lambda d: d["packages"]["installed"].pop(TOOLKIT[2]), TOOLKIT[2]),
@@ -256,7 +259,7 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
     "modules.installed-kernels": [(put("kernel/installed", [KERNEL, "6.1.0-45-cloud-amd64"]), "6.1.0-45")],
     "modules.present": [
         (module("nvidia_uvm", "", None), f"nvidia_uvm for {KERNEL}; wanted three"),
-        (put("modules", {}), "no kernel is installed here"),
+        (put("modules", {}), "found no kernel in /lib/modules"),
         (another_kernel(), f"missing: nvidia for {OTHER}, nvidia_uvm for {OTHER}, nvidia_modeset for"),
         (another_kernel(image=None), f"nvidia_modeset for {OTHER} (no image of this kernel was found"),
     ],
@@ -264,7 +267,7 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
     "modules.loads": [
         (
             asked("nvidia", loads(command="/bin/false")),
-            f"nvidia for {KERNEL}: `/bin/false` is run in its place",
+            f"nvidia for {KERNEL}: `/bin/false` is run instead of loading it",
         ),
         (asked("nvidia_uvm", loads(command="exit 1")), "nvidia_uvm for"),
         (asked("nvidia", loads()), "loads nothing and reports success, as after `alias ... off`"),
@@ -288,9 +291,9 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
         ),
         (
             lambda d: (d["loading"].update(blacklist=["nouveau", "nvidia"]), d["gpus"].update(module=None)),
-            "blacklist nvidia: nothing loads it",
+            "blacklist nvidia: it is not loaded",
         ),
-        (put("modules", {}), "no kernel is installed here"),
+        (put("modules", {}), "found no kernel in /lib/modules"),
     ],
     "modules.firmware": [
         (
@@ -299,7 +302,7 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
                 "firmware",
                 [gsp("gsp_ga10x", path=None, size=None, version=None, others=["535.261.03"])],
             ),
-            f"nvidia/{DRIVER}/gsp_ga10x.bin, which the module of {KERNEL} names, is missing (there is one "
+            f"nvidia/{DRIVER}/gsp_ga10x.bin, which the module of {KERNEL} needs, is missing (there is one "
             "for 535.261",
         ),
         (
@@ -346,7 +349,7 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
     "modules.initramfs": [
         (
             initramfs(driver={"lib/modules/k/nvidia.ko": "535.261.03", "lib/modules/k/nvidia-drm.ko": None}),
-            f"carries lib/modules/k/nvidia.ko of version 535.261.03, wanted {DRIVER}, that of {KERNEL}",
+            f"carries lib/modules/k/nvidia.ko of version 535.261.03, wanted {DRIVER}, the version for",
         )
     ],
     "modules.vermagic": [(module("nvidia", "vermagic", "6.1.0-43-cloud-amd64"), "6.1.0-43")],
@@ -374,7 +377,7 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
         (initramfs(files=[]), "has no modprobe.d file"),
         (initramfs(rc=1, error="corrupt"), "corrupt"),
         (initramfs(mtime=BOOT - 9999), "older"),
-        (put("nouveau/initramfs", {}), "no kernel is installed here"),
+        (put("nouveau/initramfs", {}), "found no kernel in /lib/modules"),
     ],
     "boot.state": [(put("boot/state", "degraded"), "degraded")],
     "boot.failed-units": [(put("boot/failed", ["nvidia-persistenced.service"]), "nvidia-persistenced")],
@@ -430,7 +433,7 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
     "runtime.daemon-json": [
         (put("docker/daemon_json/problem", "not JSON: line 1"), "line 1"),
         (put("docker/validate", {"rc": 1, "error": "unknown key"}), "unknown key"),
-        (put("docker/daemon_json/age_s", 3.0), "something else"),
+        (put("docker/daemon_json/age_s", 3.0), "another configuration"),
         (unit("docker", ActiveState="failed"), "does not run with"),
     ],
     "runtime.containerd": [
@@ -464,7 +467,7 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
         (loaded(size_vram=200 << 20), "partly on the processor: 200 of 600 MiB"),
         (loaded(size_vram=0), "its log says nothing about GPUs"),
         (loaded(size=100 << 30, size_vram=40 << 30), "40957 MiB of a GPU's memory were free"),
-        (loaded(size=0), "has no size"),
+        (loaded(size=0), "reports no size"),
         (
             lambda d: (loaded(size_vram=0)(d), d["services"]["ollama"].update(log=["no compatible GPUs"])),
             "because: no compatible GPUs",
@@ -474,13 +477,13 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
             "because: its container was given no GPU",
         ),
         (put("services/ollama/ollama/ps", answer({"models": []})), "/api/ps does not list it"),
-        (put("services/ollama/ollama/ps", {"error": "refused"}), "what it has loaded: refused"),
+        (put("services/ollama/ollama/ps", {"error": "refused"}), "its loaded models: refused"),
         (put("services/ollama/ollama/generate", {"error": "no answer in 180 s"}), "no answer in 180 s"),
         (put("services/ollama/ollama/generate", answer({"error": "CUDA error"}, 500)), "500 CUDA error"),
     ],
     "services.vllm": [
         (put("services/vllm/vllm/models", answer({"data": []})), "serves no model, wanted small"),
-        (put("services/vllm/vllm/models", answer(None, 500)), "does not say what it serves: 500"),
+        (put("services/vllm/vllm/models", answer(None, 500)), "does not list its models: 500"),
         (put("services/vllm/vllm/pids", [7]), "none of vllm's processes is on a GPU"),
     ],
     **GPU_FAULTS,
@@ -652,11 +655,11 @@ def test_missing_record_is_a_failure_of_an_image_and_not_of_a_node() -> None:
     [
         (
             library("libcuda.so", STUBS, None, stands_in="stub", named_in=[CUDA_CONF]),
-            f"Take {STUBS} out of {CUDA_CONF}",
+            f"Remove {STUBS} from {CUDA_CONF}",
         ),
         (
             library("libcuda.so", COMPAT, "550.54.15", stands_in="compat", named_in=[PROFILE]),
-            f"Take {COMPAT} out of {PROFILE}",
+            f"Remove {COMPAT} from {PROFILE}",
         ),
         (library("libcuda.so", COMPAT, "550.54.15", stands_in="compat"), f"Move the library out of {COMPAT}"),
     ],
@@ -671,8 +674,8 @@ def test_a_stub_or_compat_library_is_no_reason_to_change_the_driver(copy_: Data,
     )
 
 
-SYSTEM_FOLDER = ", which the linker looks through by itself"
-UNCHANGED = "The driver is not to be changed."
+SYSTEM_FOLDER = ", which the linker searches by default"
+UNCHANGED = "Do not change the driver."
 
 
 def test_an_unknown_version_of_a_library_is_not_compared() -> None:
@@ -695,15 +698,13 @@ def test_a_kernel_without_the_module_is_missing_it_and_does_not_differ() -> None
 def test_the_remedy_for_a_missing_module_takes_no_node_into_a_kernel_without_a_driver() -> None:
     data = machine()
     another_kernel()(data)
-    assert remedy("modules.present", data).startswith(
-        f"Do not reboot into {OTHER}, which would have no driver: "
-    )
+    assert remedy("modules.present", data).startswith(f"Do not reboot into {OTHER}, which has no driver: ")
     data = machine()
     another_kernel(running=True)(data)
-    assert remedy("modules.present", data).startswith(f"{OTHER} runs: install the headers of {OTHER}")
+    assert remedy("modules.present", data).startswith(f"{OTHER} is running: install the headers of {OTHER}")
     assert "do not remove it" in remedy("modules.present", data)
     assert remedy("modules.installed-kernels", data).startswith(
-        f"{OTHER} was added, and runs: do not remove it"
+        f"{OTHER} was added after the build and is running: do not remove it"
     )
     data["gpus"]["module"] = "535.261.03"
     said = remedy("versions.driver-agrees", data)
@@ -776,7 +777,7 @@ def test_an_install_command_of_somebody_s_is_noted_and_not_judged() -> None:
     asked("nvidia", loads(command="/usr/local/sbin/load-nvidia"))(data)
     assert evaluate_check("modules.loads", data) == (
         "passed",
-        "own command, not followed: /usr/local/sbin/load-nvidia",
+        "an `install` command of its own, not examined further: /usr/local/sbin/load-nvidia",
     )
 
 

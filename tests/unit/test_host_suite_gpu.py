@@ -57,7 +57,7 @@ def test_gpus_without_nvlink_need_no_peer_access_and_no_fabric() -> None:
     for found in data["nvml"]["gpus"]:
         found.update(name="NVIDIA A10G", nvlinks=None, fabric={"state": None, "status": None})
         found["peers"][0]["p2p"] = dict.fromkeys(found["peers"][0]["p2p"], 1)
-    assert evaluate_check("multi-gpu.p2p", data) == ("passed", "0 ways ok; others: chipset not supported")
+    assert evaluate_check("multi-gpu.p2p", data) == ("passed", "0 paths ok; others: chipset not supported")
     assert evaluate_check("multi-gpu.nvlink", data)[0] == "passed"
     assert evaluate_check("multi-gpu.fabric", data) == ("passed", "no GPU has a fabric")
 
@@ -120,7 +120,7 @@ def test_a_ready_state_that_is_not_told_is_no_fault_and_no_pass() -> None:
 def test_processes_that_are_not_told_are_no_idle_gpu() -> None:
     data = machine()
     gpu("processes", None)(data)
-    assert evaluate_check("gpu.idle", data) == ("not_run", "not reported by any GPU which processes use it")
+    assert evaluate_check("gpu.idle", data) == ("not_run", "no GPU reports which processes use it")
 
 
 def test_t_limit_counts_where_there_is_one_and_its_own_limit_is_no_fault() -> None:

@@ -109,7 +109,7 @@ def test_a_cluster_that_hands_out_its_gpus(server, typed, tmp_path):
 def test_one_gpu_alone_says_nothing_of_two_pods(server, judged):
     server.add(node("n-1"))
     assert judged("cluster.two-pods") == ("not_run", "two free GPUs are needed, found 1")
-    assert judged("cluster.view-is-grant") == ("passed", "1 asked for, and seen")
+    assert judged("cluster.view-is-grant") == ("passed", "1 requested and visible")
 
 
 @pytest.mark.parametrize(

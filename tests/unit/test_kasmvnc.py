@@ -49,7 +49,7 @@ def test_its_file_is_that_of_the_system(system: str, arch: str, file: str) -> No
 def test_where_no_checksum_is_known_it_is_left_out() -> None:
     found = decided("eks-al2023")
     assert found.status == "left_out"
-    assert "no file of it with a known checksum for AWS's standard EKS" in found.reason
+    assert "no file with a checksum for AWS's standard EKS" in found.reason
 
 
 def test_a_vendor_out_of_reach() -> None:

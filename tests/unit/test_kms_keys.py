@@ -149,7 +149,7 @@ def test_a_release_is_signed_by_kms_and_trusted_wherever_it_is_used(named, typed
     assert f"channel stable trusts {arn} alone, and nobody signs" in err
     code, _, err = typed("release", "last", **options, sign_key=str(key_pair(tmp_path, "other")))
     assert code == 6
-    assert "--sign-key is another one" in err
+    assert "--sign-key is another key" in err
     code, _, err = typed("release", "last", **options, sign_key=key)
     assert code == 0, err
     assert set(pointed("stable")) == set(REGIONS)

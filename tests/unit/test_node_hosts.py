@@ -105,7 +105,7 @@ def test_the_doctor_names_all_that_is_wrong_and_the_gpus_first(tmp_path):
     assert shown[0] == "hardware.gpus"
     assert shown[1] in ("versions.driver-installed", "gpu.driver-loaded")
     assert done.stderr.count("at least 1000 expected") == 1
-    assert "  fix:   `lspci -d 10de:` lists what the bus has." in done.stderr
+    assert "  fix:   `lspci -d 10de:` lists the GPUs on the bus." in done.stderr
 
 
 def test_the_doctor_looks_at_simulated_gpus_where_it_is_asked_to(tmp_path):

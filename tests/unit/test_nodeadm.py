@@ -69,7 +69,7 @@ def test_containerd_is_judged_as_nodeadm_configured_it():
     for runtimes in (both, ("runc",)):
         outcome, reason = judge(check, runtimes=runtimes)
         assert outcome == "not_run"
-        assert reason == f"containerd's configuration is nodeadm's, which had no NodeConfig: {SAID}"
+        assert reason == f"nodeadm writes containerd's configuration, and had no NodeConfig: {SAID}"
     assert "a rehearsed NodeConfig" in judge(check, config="rehearsed")[1]
     for config in ("rehearsed", "given"):
         assert judge(check, config=config, configured=True, runtimes=both)[0] == "passed"

@@ -184,7 +184,7 @@ def test_a_signed_release_is_trusted_wherever_it_is_used(typed, key, build, tmp_
     assert "and nobody signs" in err
     code, _, err = typed("release", "last", channel="stable", sign_key=str(key_pair(tmp_path, "other")))
     assert code == 6
-    assert "--sign-key is another one" in err
+    assert "--sign-key is another key" in err
     assert typed("release", "last", channel="stable", dry_run=True)[0] == 0
     released(typed, key, regions=EVERYWHERE)
     code, out, _ = typed("channels", json=True)
@@ -231,7 +231,7 @@ def test_a_build_takes_no_image_of_its_plan_by_tags_alone(typed, key, build, tmp
     planned = build.read().plan
     Cloud().client("ec2").create_tags(Resources=[AMI], Tags=tag_list({"gpukiln:digest": planned.digest}))
     assert find_verified(planned, Cloud(), suite_digest()) is None
-    assert f"{AMI} does not count as built: no trusted key vouches for {AMI}" in caplog.text
+    assert f"{AMI} is not used: no trusted key signed a passed verdict on {AMI}" in caplog.text
     sign(AMI, key, tmp_path, judged=JUDGED, build=build)
     assert find_verified(planned, Cloud(), suite_digest()).image_id == AMI
 
@@ -298,7 +298,7 @@ def test_a_statement_that_was_edited_is_refused(typed, key, build, tmp_path):
     put(AMI, "verdict/g4dn.xlarge", {**envelope, "payload": base64.b64encode(text).decode()})
     refused(typed, AMI, key, "the signature of the key", "is wrong")
     put(AMI, "verdict/g4dn.xlarge", "{}")
-    refused(typed, AMI, key, "it is no DSSE envelope")
+    refused(typed, AMI, key, "the text is not a DSSE envelope")
 
 
 def test_another_key_is_refused(typed, key, build, tmp_path):
@@ -339,7 +339,7 @@ def test_a_verdict_on_simulated_gpus_is_refused(typed, key, build, tmp_path):
     sign(AMI, key, tmp_path, judged=replace(JUDGED, simulated=True), build=build)
     assert statements(AMI) == {}  # it is in its report alone
     put(AMI, "verdict/g4dn.xlarge", (tmp_path / "verdict.dsse.json").read_text().strip())
-    refused(typed, AMI, key, "verified on simulated GPUs, which proves nothing")
+    refused(typed, AMI, key, "verified on simulated GPUs, wanted real ones")
 
 
 def test_edited_tags_are_refused(typed, key, build, tmp_path):
@@ -409,7 +409,7 @@ def test_a_copy_whose_snapshots_are_others_is_refused(typed, key, build, tmp_pat
     code, _, err = typed("channels", regions=EVERYWHERE)
     assert code == 1
     assert f"it is about arn:aws:ec2:{there}::image/{true}" in err
-    with pytest.raises(RefusedError, match="no trusted key vouches for that"):
+    with pytest.raises(RefusedError, match="no trusted key signed that release"):
         require_trusted(STABLE.path, Cloud(there))
 
 
@@ -432,7 +432,7 @@ def test_a_rollback_is_signed_as_a_release_is(typed, key, two, tmp_path):
     assert "and nobody signs" in err
     code, _, err = typed("rollback", channel="stable", sign_key=str(key_pair(tmp_path, "other")))
     assert code == 6
-    assert "--sign-key is another one" in err
+    assert "--sign-key is another key" in err
     assert typed("rollback", channel="stable", dry_run=True)[0] == 0
     assert (pointed("stable")[HOME], number(two)) == (two, 2)
     assert typed("rollback", channel="stable", sign_key=str(key))[0] == 0
@@ -539,7 +539,7 @@ def test_two_releases_of_the_same_number_are_noticed(typed, key, two, tmp_path, 
         assert typed("release", third, **options)[0] == 0
     assert number(third) == 2
     error = put_back(typed, "it has the number 2", f"verified number 2, {two}")
-    assert "on this computer makes a newer one" in error.hint
+    assert "on this computer creates a newer one" in error.hint
     assert typed("release", third, **options)[0] == 0  # as the message says
     assert number(third) == 3
     assert typed("channels")[0] == 0
@@ -612,7 +612,7 @@ def test_what_is_remembered_is_read_or_refused(typed, tmp_path):
         file.write_text(damage)
         with pytest.raises(UsageError, match=str(file)) as caught:
             require_trusted(STABLE.path, Cloud())
-        assert "the next release that is found is trusted" in caught.value.hint
+        assert "the next release is trusted" in caught.value.hint
 
 
 def test_who_can_remember_nothing_is_warned(typed, two, tmp_path, monkeypatch, caplog):
@@ -624,7 +624,7 @@ def test_who_can_remember_nothing_is_warned(typed, two, tmp_path, monkeypatch, c
 
     monkeypatch.setattr(newest_release, "write_atomic", write)
     assert require_trusted(STABLE.path, Cloud()).startswith("signed")
-    assert f"nobody notices when {STABLE.path} is put back" in caplog.text
+    assert f"this computer can't detect that {STABLE.path} is set back" in caplog.text
     assert pointed("stable")[HOME] == two
 
 

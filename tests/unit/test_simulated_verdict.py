@@ -127,7 +127,7 @@ def test_everything_that_is_written_says_it(tmp_path: Path) -> None:
         for shown in (report.render(one), report.ending(one)):
             out = io.StringIO()
             Console(file=out, width=160).print(shown)
-            assert ("SIMULATED GPUS, PROVES NOTHING" in out.getvalue()) is said
+            assert ("SIMULATED GPUS, NOT VALID FOR A RELEASE" in out.getvalue()) is said
         for machines in ([Verification("a", one)], [Verification("a", one), Verification("b", REAL)]):
             page = render(machines)
             assert ('<p class="simulated" role="alert">' in page) is said

@@ -84,13 +84,13 @@ def test_a_broken_list_and_a_missing_one_are_errors(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"repomd\.xml can't be read"):
         read_metadata(tmp_path.as_uri())
     (tmp_path / "repodata/repomd.xml").write_text("<repomd>")
-    with pytest.raises(UnavailableError, match=r"broken repomd\.xml"):
+    with pytest.raises(UnavailableError, match=r"damaged repomd\.xml"):
         read_metadata(tmp_path.as_uri())
 
 
 def test_a_broken_list_of_modules_is_an_error(tmp_path: Path) -> None:
     address = repository(tmp_path, modules="document: modulemd\ndata: {name: nvidia-driver}\n")
-    with pytest.raises(UnavailableError, match="broken list of modules: 'stream'"):
+    with pytest.raises(UnavailableError, match="damaged list of modules: 'stream'"):
         read_metadata(address)
 
 

@@ -61,18 +61,18 @@ def test_the_driver_of_its_branch_is_taken_with_its_full_version() -> None:
 @pytest.mark.parametrize(
     ("package", "said"),
     [
-        (parse_index(LEADS_ON)[0], "leads to branch 580, by its dependencies"),
-        (DebPackage(NAME, "580.126.20-0ubuntu0.26.04.1"), "leads to branch 580, by its version"),
-        (DebPackage(NAME, "535.309.01-1", "x", "Transitional package"), "calls itself transitional"),
-        (DebPackage(NAME, "535.309.01-1", "libnvidia-compute-580-server (= 580.1)"), "leads to branch 580"),
+        (parse_index(LEADS_ON)[0], "installs branch 580, by its dependencies"),
+        (DebPackage(NAME, "580.126.20-0ubuntu0.26.04.1"), "installs branch 580, by its version"),
+        (DebPackage(NAME, "535.309.01-1", "x", "Transitional package"), "its description says transitional"),
+        (DebPackage(NAME, "535.309.01-1", "libnvidia-compute-580-server (= 580.1)"), "installs branch 580"),
         (
             DebPackage("libnvidia-compute-535-server", "535.309.01-1", "libnvidia-compute-580-server"),
-            "libnvidia-compute-535-server 535.309.01-1 leads to branch 580",
+            "libnvidia-compute-535-server 535.309.01-1 installs branch 580",
         ),
     ],
 )
 def test_a_name_that_leads_to_another_branch_is_refused(package: DebPackage, said: str) -> None:
-    with pytest.raises(IncompatibleError, match=r"driver 535 is wanted, and on Ubuntu 24\.04") as caught:
+    with pytest.raises(IncompatibleError, match=r"on Ubuntu 24\.04") as caught:
         driver(index(package))
     assert said in caught.value.message
     assert "--base" in caught.value.hint
@@ -114,7 +114,7 @@ def test_the_archive_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(ubuntu, "ARCHIVES", {"x86_64": root, "arm64": root})
         found = read_archive("24.04", "x86_64")
         assert found is not None
-        with pytest.raises(IncompatibleError, match="leads to branch 580"):
+        with pytest.raises(IncompatibleError, match="installs branch 580"):
             driver(found)
         with pytest.raises(UnavailableError, match=r"arm64/Packages\.gz can't be read"):
             read_archive("24.04", "arm64")

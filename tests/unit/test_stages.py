@@ -415,7 +415,7 @@ def test_stages_that_can_not_be_removed_do_not_hide_what_failed(
     monkeypatch.setattr(Stages, "drop", refused)
     with pytest.raises(UnavailableError, match=raised):
         build_from_a_stage(ending)
-    assert "no permission to remove ami-1; what is left of stages" in said.getvalue()
+    assert "no permission to remove ami-1; with `--stages off`" in said.getvalue()
 
 
 def test_what_an_image_that_was_not_proven_came_from_goes(

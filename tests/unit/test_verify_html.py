@@ -99,7 +99,7 @@ def page(*machines: Verification) -> Page:
 def test_verdict_counts_failures_and_evidence_are_there() -> None:
     text = page(Verification("i-1", VERDICT, FACTS)).text
     for words in (
-        *("Failed", "i-1", "1 of 4 checks failed", "1 check could not be run here and prove"),
+        *("Failed", "i-1", "1 of 4 checks failed", "1 check could not be run here; their result is unknown"),
         *("1 passed", "1 failed", "1 not run", "1 not reached"),
         *("kernel 6.1.0-44", "driver 535.309.01", "image: a machine on its first boot", "suite 0.9.1"),
         *("2026-01-01 00:00:00 UTC", "3m12s"),
@@ -134,7 +134,7 @@ def test_a_passed_page_lists_no_failure_and_never_ticks_what_was_not_run() -> No
 def test_nothing_passed_is_shown_as_failed() -> None:
     text = page(Verification("i-1", replace(VERDICT, checks=(NOT_RUN,)))).text
     assert "Failed" in text
-    assert "nothing was proven" in text
+    assert "that is not a pass" in text
     assert "✓" not in text
 
 
@@ -159,7 +159,12 @@ def test_several_machines_have_a_table_and_what_failed_where() -> None:
         Verification("gpu-3", reason="connection refused"),
     )
     for words in (
-        *("1 of 3 machines passed", "1 failed, 1 could not be judged", "connection refused", "? not judged"),
+        *(
+            "1 of 3 machines passed",
+            "1 failed, 1 could not be verified",
+            "connection refused",
+            "? not verified",
+        ),
         *("What failed where", "boot.state 1 gpu-1"),
     ):
         assert words in shown.text, words
@@ -172,7 +177,7 @@ def test_a_machine_that_was_not_judged_does_not_pass() -> None:
     assert "1 of 2 machines passed" in page(good, Verification("b", reason="gone")).text
     assert "Passed 2 of 2" not in page(good, Verification("b", reason="gone")).text
     alone = page(Verification("b", reason="gone"))
-    assert "Not judged b gone" in alone.text
+    assert "Not verified b gone" in alone.text
 
 
 def test_the_page_needs_nothing_and_runs_its_one_script() -> None:

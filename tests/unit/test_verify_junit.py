@@ -79,7 +79,7 @@ def test_a_failure_says_what_was_found_what_is_likely_and_what_to_do(tmp_path: P
         "wanted: running",
         "found: found <degraded>␛, wanted running",
         *("likely cause: a cause", "likely cause: another"),
-        *("fix: look at it", "looked at: boot (see report.html)"),
+        *("fix: look at it", "evidence: boot (see report.html)"),
     ]
 
 

@@ -43,7 +43,7 @@ def test_verdict_does_not_believe_counts_of_a_document() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"schema": 1}, "x: it has schema 1"),
+        ({"schema": 1}, "x: found schema 1"),
         ({"checks": [{"id": "x"}]}, r"x: \d mistakes"),
         ({"target": None}, "x: target: it has no value, wanted a text"),
     ],
@@ -87,11 +87,11 @@ def test_each_check_is_one_line_below_its_layer_where_there_is_no_terminal() -> 
     step, gathering, *lines, end = live(VERDICT.checks, terminal=False)
     assert [line.split() for line in (step, gathering[-15:])] == [["..", "verify"], ["gathering", "facts"]]
     assert [line.split()[:5] for line in lines] == [
-        ["hygiene", "nothing", "of", "the", "build"],
+        ["hygiene", "the", "image", "has", "no"],
         ["passed", "0.0", "s", "hygiene.history", "No"],
-        ["boot", "the", "machine", "came", "up"],
+        ["boot", "the", "machine", "booted", "completely,"],
         ["FAILED", "0.0", "s", "boot.state", "found"],
-        ["gpu", "the", "driver", "drives", "every"],
+        ["gpu", "the", "driver", "works", "with"],
         ["not", "run", "0.0", "s", "gpu.xid"],
         ["not", "reached", "0.0", "s", "gpu.ecc"],
     ]

@@ -162,7 +162,7 @@ def test_no_secret_of_a_machine_is_in_any_file_of_the_report(make: Make) -> None
 
 def test_a_machine_whose_facts_break_the_suite_is_not_judged(make: Make) -> None:
     out = make(gather='raise LookupError("odd, token=s3cr3t")')
-    with pytest.raises(UnavailableError, match="i-1 can't be judged: LookupError: odd") as caught:
+    with pytest.raises(UnavailableError, match="i-1 can't be verified: LookupError: odd") as caught:
         suite.run_suite(TARGET, profile="image", out_dir=out, layers=["hygiene"])
     assert "s3cr3t" not in caught.value.message
     assert "LookupError: odd" in (out / "report.html").read_text()
@@ -273,14 +273,14 @@ def test_own_skip_is_not_run(make: Make) -> None:
     [
         ("def test_bare(facts):\n    pass\n", "without @check"),
         (CHECKS.replace("boot.bad", "boot.node-only"), "check id boot.node-only is taken"),
-        (CHECKS.replace('profiles": ("image",)', 'profiles": ()'), "declares no profile"),
+        (CHECKS.replace('profiles": ("image",)', 'profiles": ()'), "has no profile"),
         (CHECKS.replace('layer="gpu"', 'layer="gqu"'), "layer 'gqu' is none of"),
         (CHECKS.replace('needs=("gpu",)', 'needs=("gqu",)'), "need 'gqu' is none of"),
     ],
 )
 def test_undeclared_check_is_refused(make: Make, checks: str, words: str) -> None:
     out = make(checks)
-    with pytest.raises(UnavailableError, match="the host suite itself broke") as caught:
+    with pytest.raises(UnavailableError, match="the host suite itself failed") as caught:
         suite.run_suite(TARGET, profile="image", out_dir=out)
     assert words in " ".join((out / "verify.log").read_text().split())
     assert str(out / "verify.log") in caught.value.hint
@@ -288,7 +288,7 @@ def test_undeclared_check_is_refused(make: Make, checks: str, words: str) -> Non
 
 def test_unreachable_machine_is_no_failed_check(make: Make) -> None:
     out = make(gather='raise RuntimeError("connection refused")')
-    with pytest.raises(UnavailableError, match="i-1 can't be judged: connection refused"):
+    with pytest.raises(UnavailableError, match="i-1 can't be verified: connection refused"):
         suite.run_suite(TARGET, profile="image", out_dir=out)
 
 

@@ -148,7 +148,7 @@ def test_prices_are_read_without_credentials(server):
     )
     assert (address.value, address.age_days) == (Decimal("0.005"), 0)
     assert set(failed(refreshed)) == {"types", "offerings", "spot", "quotas"}
-    with pytest.raises(PartialError, match="4 of 7 questions") as caught:
+    with pytest.raises(PartialError, match="4 of 7 queries") as caught:
         require_complete(refreshed)
     assert "no AWS credentials; log in" in caught.value.details[0]
     assert [path for path in server.asked if path.endswith(".csv")] == [

@@ -148,7 +148,7 @@ def test_prices_are_read_without_credentials(server):
     )
     assert (address.value, address.age_days) == (Decimal("0.005"), 0)
     assert set(failed(refreshed)) == {"types", "offerings", "spot", "quotas"}
-    with pytest.raises(PartialError, match="4 of 7 questions") as caught:
+    with pytest.raises(PartialError, match="4 of 7 queries") as caught:
         require_complete(refreshed)
     assert "no AWS credentials; log in" in caught.value.details[0]
     assert [path for path in server.asked if path.endswith(".csv")] == [
@@ -225,7 +225,7 @@ def test_without_a_network_it_says_what_was_tried_and_what_to_do(monkeypatch):
     assert "check the network and the proxy (HTTPS_PROXY)" in caught.value.hint
 
 
-@pytest.mark.parametrize(("name", "limit"), [("MOST_BYTES", 1000), ("MOST_S", 0)])
+@pytest.mark.parametrize(("name", "limit"), [("LIMIT_BYTES", 1000), ("LIMIT_S", 0)])
 @pytest.mark.usefixtures("server")
 def test_what_a_file_may_take_has_an_end(monkeypatch, name, limit):
     monkeypatch.setattr(price_files, name, limit)

@@ -474,7 +474,7 @@ def test_an_answer_that_is_none_leaves_the_old_one(cloud, part, answer, said):
     cloud.everything(**{part: [answer]})
     refreshed, _ = run(cloud)
     assert list(failed(refreshed)) == [part]
-    with pytest.raises(PartialError, match="1 of 7 questions") as caught:
+    with pytest.raises(PartialError, match="1 of 7 queries") as caught:
         require_complete(refreshed)
     [line] = caught.value.details
     assert line.startswith(f"{part} stays as of 2026-11-21: ")
@@ -525,7 +525,7 @@ def test_types_that_were_not_answered_are_taken_from_before(cloud):
 def test_nothing_answered_writes_nothing(cloud, home):
     cloud.everything(**dict.fromkeys(CALLS, DENIED))
     refreshed, _ = run(cloud)
-    with pytest.raises(UnavailableError, match="7 of 7 questions") as caught:
+    with pytest.raises(UnavailableError, match="7 of 7 queries") as caught:
         require_complete(refreshed)
     assert caught.value.details[0].startswith("types is not known: ")
     assert list(home.iterdir()) == []

@@ -281,7 +281,7 @@ def _remove(site: Site, item: PrunedImage) -> PrunedImage:
                 return replace(item, action="keep", reason="a channel points at it now")
             if item.snapshots:
                 tags = tag_list({PRUNING_TAG: item.image_id})
-                # First the tag: once the image is gone, only the tag tells whose snapshots these were.
+                # First the tag: once the image is gone, only the tag has the image of these snapshots.
                 site.ec2.create_tags(Resources=list(item.snapshots), Tags=tags)
             _unless_gone(site.ec2.deregister_image, ImageId=item.image_id)
             for snapshot in item.snapshots:

@@ -99,9 +99,8 @@ def test_without_gpus_only_that_is_excused():
     }
     with pytest.raises(RefusedError, match="a machine with T4, a machine with A10G"):
         require_verified("stable", STABLE, proof(blind), has_gpus=True)
-    with pytest.raises(
-        RefusedError, match="not verified on a machine with T4"
-    ):  # nothing is excused by itself
+    # nothing is excused by itself
+    with pytest.raises(RefusedError, match="not verified on a machine with T4"):
         require_verified("x", replace(STABLE, excused_without_gpus=()), proof(blind), has_gpus=False)
     lacking = verdict(not_run=[("runtime.docker-nvidia", "left out")])
     with pytest.raises(RefusedError, match="not verified on a machine"):

@@ -217,7 +217,7 @@ def test_money() -> None:
     assert Money.parse(" $2.50", "--budget") == Money("2.50")
     assert Money("1234.5").shown == "1,234.50"
     for text in ("", "cheap", "NaN", "-1", "0"):
-        with pytest.raises(UsageError, match="is no price"):
+        with pytest.raises(UsageError, match="is not a price"):
             Money.parse(text, "--budget")
 
 

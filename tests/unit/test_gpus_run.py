@@ -167,7 +167,7 @@ def test_what_the_command_leaves_behind_keeps_its_gpu_until_it_ends(node: Double
 
 def test_a_job_whose_time_is_up_is_ended(node: Double) -> None:
     code, _, err = typed(node, "run", "--for", "1s", "--", "sleep", "60")
-    assert (code, "its time is up" in err) == (124, True)
+    assert (code, "time of the lease is over" in err) == (124, True)
     assert leases(node) == []
 
 

@@ -173,7 +173,7 @@ def select(
     if request.count > len(possible):
         why = f"{len(possible)} of this machine's devices can serve it, wanted {request.count}"
     elif request.count > len(able):
-        why = f"{len(able)} of the {len(possible)} devices that can serve it are free, wanted {request.count}"
+        why = f"{len(able)} of {len(possible)} devices that can serve it are free, wanted {request.count}"
     else:
         # A single device has no links to compare: its score decides.
         groups = linked_groups(able, request.count) if request.count > 1 else ((device,) for device in able)

@@ -38,11 +38,11 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("ami.timings --last x", "--last 'x' is no whole number"),
-        ("ami.prune --older-than=-5", "--older-than '-5' is no whole number"),
-        ("ami.release last --channel candidate --timeout 1.5", "--timeout '1.5' is no whole number"),
+        ("ami.timings --last x", "--last 'x' is not a whole number"),
+        ("ami.prune --older-than=-5", "--older-than '-5' is not a whole number"),
+        ("ami.release last --channel candidate --timeout 1.5", "--timeout '1.5' is not a whole number"),
         ("ami.release last --channel candidate --yes-public x", "--yes-public is for --public"),
-        ("node.verify --forks many", "--forks 'many' is no whole number"),
+        ("node.verify --forks many", "--forks 'many' is not a whole number"),
         ("docker.check --driver 535.309.01 --image runner-gpuu", "did you mean runner-gpu?"),
         ("docker.check --driver 535", "'535' is no version"),
         (

@@ -105,7 +105,7 @@ def test_a_program_is_on_the_gpus_of_whose_memory_it_has_some(machine: Callable[
 
 BROKEN = {
     "no-driver": ("no-driver", "the kernel module amdgpu is not loaded", {}),
-    "missing": ("no-library", "no amd-smi", {}),
+    "missing": ("no-library", "amd-smi is not installed", {}),
     "permission": (
         "no-permission",
         "required groups",
@@ -116,7 +116,7 @@ BROKEN = {
     ),
     "hang": ("hung", "amd-smi hangs", {"before": "sleep 60"}),
     "broken": ("failed", "does not print JSON", {"list": '[{"gpu": 0,'}),
-    "nothing": ("failed", "ends with 0", {"list": "No GPUs"}),
+    "nothing": ("failed", "exits with 0", {"list": "No GPUs"}),
 }
 
 
@@ -241,7 +241,7 @@ sys.exit(cli.main(sys.argv[1:]))
         check=False,
     )
     assert done.returncode == 3
-    assert "--docker is not for amd yet" in done.stderr
+    assert "--docker does not support AMD's GPUs yet" in done.stderr
     assert Leases().current() == []
 
 
@@ -323,7 +323,7 @@ def test_a_processor_s_own_gpu_without_rocm_is_a_note(both: Callable[..., Path])
     (both() / "bin/amd-smi").unlink()
     found = snapshot()
     assert (found.source, found.code, len(found.devices)) == ("nvml", 0, 4)
-    assert "no amd-smi" in found.errors[0].message
+    assert "amd-smi is not installed" in found.errors[0].message
     assert found.errors[0].severity == "info"
 
 

@@ -71,7 +71,7 @@ def test_which_cuda_compiles_is_the_catalogues_answer(
 @pytest.mark.parametrize(
     ("version", "driver", "told"),
     [
-        (None, "535.309.01", "does not tell"),
+        (None, "535.309.01", "does not name"),
         ("12.1", None, "there is no driver"),
         ("99.9", "535.309.01", "has no CUDA 99.9"),
         ("nonsense", "535.309.01", "has no CUDA"),
@@ -162,7 +162,9 @@ def test_images_say_what_they_are_built_with(tmp_path: Path, monkeypatch: pytest
         ("sha256:0123456789ab", UNKNOWN),
     ]
     del missing
-    with pytest.raises(UsageError, match="--image nothing: no engine here has it") as error:
+    with pytest.raises(
+        UsageError, match="--image nothing: no container engine of this machine has it"
+    ) as error:
         cuda.find_installations("535.309.01", image=["nothing"])
     assert any("No such image" in line for line in error.value.details)
     assert os.environ["PATH"].startswith(str(tmp_path))

@@ -84,7 +84,7 @@ def test_an_engine_gives_gpus_by_what_it_has(engine: ContainerEngine, by: str) -
 @pytest.mark.parametrize(
     ("engine", "told", "hint"),
     [
-        (docker(), "docker 28.2.2 can give no GPU", "role nvidia_container_toolkit"),
+        (docker(), "docker 28.2.2 can't use GPUs", "role nvidia_container_toolkit"),
         (docker(cdi_devices=frozenset({ONE})), f"does not name {TWO}", "nvidia-ctk cdi generate"),
         (docker(name="podman"), "podman has no CDI specification", "nvidia-ctk cdi generate"),
         (docker(name="podman", toolkit=False), "podman has no CDI", "install nvidia-container-toolkit"),
@@ -198,7 +198,7 @@ def test_docker_is_asked_what_it_found(tool: Tool) -> None:
         ("exit 3", "docker info --format: "),
         ("echo 'Cannot connect to the Docker daemon' >&2; exit 1", "Cannot connect to the Docker daemon"),
         ("""echo '{"ServerErrors": ["Cannot connect"]}'""", "docker: Cannot connect"),
-        ("sleep 9", "docker gives no answer"),
+        ("sleep 9", "docker does not answer"),
     ],
 )
 def test_a_docker_that_does_not_answer_is_told(

@@ -65,7 +65,7 @@ def test_the_driver_decides(
             "CUDA 13.0 needs driver 580.65.06 or later, found 535.309.01",
         ),
         ("pytorch", IMAGE, "11.8", OLD, AMPERE, "wanted CUDA 11.8"),
-        ("jax", IMAGE, "auto", NEW, AMPERE, "there is no image"),
+        ("jax", IMAGE, "auto", NEW, AMPERE, "it has no image"),
         ("pytorch", IMAGE, "auto", "470.256.02", AMPERE, "CUDA 12.1 needs driver 525.60.13"),
         (
             "pytorch",
@@ -252,7 +252,7 @@ def test_wheels_that_do_not_compute_leave_no_folder(tmp_path: Path) -> None:
     assert "no NVIDIA GPU on the PCI bus" in "\n".join(error.value.details)
     assert not (tmp_path / "env").exists()
     (tmp_path / "env").mkdir()
-    with pytest.raises(UsageError, match="is there"):
+    with pytest.raises(UsageError, match="exists"):
         start_wheels(choice, granted, tmp_path / "env", told_to_nobody)
     leases.store.close()
 

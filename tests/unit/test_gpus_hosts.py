@@ -135,7 +135,7 @@ def test_a_failure_here_is_in_the_document_too(typed: Typed) -> None:
     document = json.loads(out)
     documents.check(document)
     assert (code, document["nodes"], document["failed"][0]["exit_code"]) == (3, [], 3)
-    assert err.startswith("error: this machine can't serve it")
+    assert err.startswith("error: this machine can't serve the request")
 
 
 def test_words_are_quoted_for_the_shell_of_the_host() -> None:

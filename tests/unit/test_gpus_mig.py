@@ -426,7 +426,7 @@ def test_apply_waits_for_nobody_and_names_all_who_have_a_gpu(
     words = config(on([0, 1, 2], **{"1g.10gb": 1}))
     code, said = typed("mig", "apply", *words, "--yes")
     assert code == 75, said
-    assert said.count("in the way: ") == 2
+    assert said.count("blocked by: ") == 2
     assert "nothing was changed" in said
     assert cuts() == [MigLayout(False, {})] * 8
 
@@ -479,7 +479,7 @@ def test_what_the_board_can_not_be_is_refused_and_nothing_stays_changed(
     machine("p4d.24xlarge")
     code, said = typed("mig", "apply", *config(on("all", **{"1g.10gb": 5})), "--yes")
     assert code == 3, said
-    assert "no room for 5 x 1g.10gb" in said
+    assert "no space for 5 x 1g.10gb" in said
     assert cuts() == [MigLayout(False, {})] * 8
     machine("g5.12xlarge")
     code, said = typed("mig", "apply", *config(on("all", **{"1g.10gb": 1})), "--yes")
@@ -491,7 +491,7 @@ def test_a_client_that_holds_the_driver_is_named_by_the_error(machine: Machine) 
     state = machine("p5.4xlarge")
     uuid = snapshot().devices[0].uuid or ""
     state.change(lambda rows: rows.update({"gpus.0.fail.nvmlDeviceSetMigMode": str(mig_change.IN_USE)}))
-    with pytest.raises(BusyError, match="is put back"):
+    with pytest.raises(BusyError, match="is restored"):
         mig_change.apply({uuid: MigLayout(True, {})}, {uuid: MigLayout(False, {})})
 
 
@@ -501,7 +501,7 @@ def test_a_driver_that_ends_the_child_is_a_failed_step(
     machine("p5.4xlarge")
     uuid = snapshot().devices[0].uuid or ""
     monkeypatch.setattr(mig_change, "create", lambda *_: os._exit(9))
-    with pytest.raises(CheckFailedError, match="is put back"):
+    with pytest.raises(CheckFailedError, match="is restored"):
         mig_change.apply({uuid: MigLayout(True, {"1g.10gb": 1})}, {uuid: MigLayout(False, {})})
     assert cuts()[0] == MigLayout(False, {})
 

@@ -167,7 +167,7 @@ def test_what_the_command_leaves_behind_keeps_its_gpu_until_it_ends(node: Double
 
 def test_a_job_whose_time_is_up_is_ended(node: Double) -> None:
     code, _, err = typed(node, "run", "--for", "1s", "--", "sleep", "60")
-    assert (code, "its time is up" in err) == (124, True)
+    assert (code, "time of the lease is over" in err) == (124, True)
     assert leases(node) == []
 
 
@@ -177,7 +177,7 @@ def test_who_waits_is_told_why_and_runs_when_it_can(node: Double) -> None:
     assert first.stdout.readline() == "ready\n"
     code, out, err = typed(node, "run", "--wait", "30s", "--", "echo", "ran")
     assert (code, out) == (0, "ran\n")
-    assert "waiting: 0 of 8 devices that could serve it are free" in err
+    assert "waiting: 0 of 8 devices that can serve it are free" in err
     first.communicate(timeout=30)
 
 
@@ -191,7 +191,7 @@ def test_who_is_ended_while_it_waits_says_by_which_signal(
     assert process.stderr.readline().startswith("waiting: ")
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (128 + number, f"ended by {said}\n")
+    assert (process.returncode, err) == (128 + number, f"terminated by {said}\n")
     code, out, _ = typed(node, "leases", "--json")
     assert (code, json.loads(out)["nodes"][0]["waiting"]) == (0, [])
 

@@ -432,7 +432,7 @@ def test_no_message_makes_somebody_else_of_who_asks(served: Node) -> None:
     leased, refused = ask(served, ANN, json.dumps(call), began)
     assert read_lifeline(leased["answer"]["lease"]).uid == ANN
     assert [one["uid"] for one in served.leases()] == [ANN]
-    assert "somebody else's" in refused["error"]["message"], "process 1 is root's"
+    assert "belongs to another user" in refused["error"]["message"], "process 1 is root's"
     others = (json.dumps({"call": name, "lease": 1}) for name in ("renew", "share"))
     said = [one["error"] for one in ask(served, BOB, began, *others)]
     assert "somebody else's" in said[0]["message"]

@@ -83,7 +83,7 @@ BROKEN = {
     "ecc": (0, "SICK (ecc-uncorrected)", None),
     "remap-pending": (0, "SICK (recovery-action, remap-pending)", None),
     "mig-mixed": (0, "MIG-", None),
-    "mismatch": (4, "mismatch: libnvidia-ml.so.1 does not fit", None),
+    "mismatch": (4, "mismatch: libnvidia-ml.so.1 has another version", None),
     "no-driver": (4, "the kernel module nvidia is not loaded", None),
 }
 
@@ -305,8 +305,8 @@ def test_every_verb_says_what_it_takes(capsys: pytest.CaptureFixture[str]) -> No
         (["lease", "--xyzzy"], "next: `gpukiln-gpu lease -h` lists the options"),
         (["run", "python3"], "run takes no argument 'python3'\nnext: `gpukiln-gpu run -h`"),
         (["release", "all"], "'all' is not an id of a lease\nnext: wanted: such as L-42"),
-        (["list", "--", "x"], "list takes no command, and -- x is given"),
-        (["lease", "--count", "two"], "--count 'two' is no whole number"),
+        (["list", "--", "x"], "list takes no command, but -- x is given"),
+        (["lease", "--count", "two"], "--count 'two' is not a whole number"),
         (["lease", "--memory", "lots"], "--memory 'lots' is not an amount of memory"),
         (["lease", "--for", "soon"], "--for 'soon' is not a duration"),
         (["lease", "--shared"], "--shared is given without --memory"),

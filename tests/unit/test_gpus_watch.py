@@ -100,7 +100,7 @@ def test_lines_and_then_the_document(
     assert json.loads(capsys.readouterr().out)["schema"] == "gpu.watch/1"
     assert out.read_text().splitlines()
     assert cli.main(["watch", "--interval=0.1", "--duration=0.2", "--out", str(out)]) == 0
-    assert re.search(r"\d looks?, \d late, \d missed, SIMULATED", capsys.readouterr().out)
+    assert re.search(r"\d samples?, \d late, \d missed, SIMULATED", capsys.readouterr().out)
 
 
 def test_a_terminal_has_a_table_that_is_drawn_again(

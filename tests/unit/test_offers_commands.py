@@ -128,7 +128,7 @@ def test_one_machine_is_shown_with_the_source_of_its_price(offer: Typed) -> None
         (("list", "--gpu", f"{'9' * 5000}GiB"), "unknown GPU"),
         (("list", "--memory", "32"), "--memory '32' is too little to be meant as MiB"),
         (("list", "--memory", f"{'9' * 5000}GiB"), "is not an amount of memory"),
-        (("list", "--max-price", "cheap"), "--max-price 'cheap' is no price"),
+        (("list", "--max-price", "cheap"), "--max-price 'cheap' is not a price"),
         (("list", "--spot", "yes"), "unknown --spot 'yes'"),
         (("list", "--arch", "amd64"), "unknown architecture 'amd64'"),
         (("list", "--regions", "us-west-9"), "unknown region 'us-west-9'"),

@@ -217,7 +217,7 @@ def test_money() -> None:
     assert Money.parse(" $2.50", "--budget") == Money("2.50")
     assert Money("1234.5").shown == "1,234.50"
     for text in ("", "cheap", "NaN", "-1", "0"):
-        with pytest.raises(UsageError, match="is no price"):
+        with pytest.raises(UsageError, match="is not a price"):
             Money.parse(text, "--budget")
 
 
@@ -230,7 +230,7 @@ def test_a_range(text: str, span: Span) -> None:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("..", "has no end"), ("4..1", "4 is more than 1"), ("0", "less than 1"), ("a", "no whole number")],
+    [("..", "has no end"), ("4..1", "4 is more than 1"), ("0", "less than 1"), ("a", "not a whole number")],
 )
 def test_no_range(text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):

@@ -465,7 +465,7 @@ def test_what_a_machine_may_cost_is_a_limit(typed: Typed) -> None:
     two = (*VISION, *T4[:-1], "us-west-2,eu-west-1", "--budget", "9")
     assert "none of us-west-2, eu-west-1" in typed("up", "--yes", *two, code=6).stderr
     assert "none of us-west-2, eu-west-1" in typed("up", "--dry-run", *two, code=6).stderr
-    assert "is no price" in typed(*dry, "--max-price", "x", code=2).stderr
+    assert "is not a price" in typed(*dry, "--max-price", "x", code=2).stderr
     without = ("--gpu", "0", "--instance-types", "m5.large", "--region", "us-west-2", "--max-price", "1")
     assert "m5.large is not known" in typed("up", *VISION, *without, "--dry-run", code=3).stderr
     assert running() == {}

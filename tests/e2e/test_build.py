@@ -132,7 +132,7 @@ def test_the_compiled_modules_are_kept_for_the_next_build(here, built, root):
     assert f"modules nvidia-current/{DRIVER} for {kernel}: compiled" in built[1]
     [file] = (here.home / "modules" / DRIVER).glob("*.json")
     about = json.loads(file.read_text())
-    assert modules.judge(file.with_suffix(".tar.gz"), about["key"], about["sha256"]) == ""
+    assert modules.find_entry_fault(file.with_suffix(".tar.gz"), about["key"], about["sha256"]) == ""
     with tarfile.open(file.with_suffix(".tar.gz")) as tar:
         kept = {tar.extractfile(member).read() for member in tar.getmembers() if member.name.endswith(".ko")}
     installed = {file.read_bytes() for file in root.glob(f"lib/modules/{kernel}/updates/dkms/nvidia*.ko")}

@@ -22,7 +22,7 @@ GPUKILN = """\
 import sys
 sys.path.insert(0, {root!r})
 sys.argv[0] = "gpukiln"
-from gpukiln.commands.main import main
+from gpukiln.cli.main import main
 sys.exit(main())
 """
 

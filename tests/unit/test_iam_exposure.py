@@ -194,7 +194,7 @@ def test_global_services_are_allowed_whatever_the_regions(job):
 def test_who_imports_gives_a_snapshot_no_tag_of_a_proof():
     """So a snapshot that has no tag of ours can't get those of a proof in one call."""
     [new] = [one for one in permissions.statements() if one.sid == "TagNewSnapshots"]
-    assert set(new.tag_keys) == {*import_disk.SAID, IMPORT_TAG, BUILD_ID_TAG, OWNER_TAG, "Name"}
+    assert set(new.tag_keys) == {*import_disk.IMPORTED_TAGS, IMPORT_TAG, BUILD_ID_TAG, OWNER_TAG, "Name"}
     for statement in permissions.statements():
         if statement.tag_keys:
             assert not {*verdict_tags("eks-gpu", [summarize_verdict(VERDICT)])} & {*statement.tag_keys}

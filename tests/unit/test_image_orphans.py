@@ -99,7 +99,7 @@ def snapshots(ec2):
 def test_everything_of_a_killed_build_goes_and_its_record_says_so(ec2, home, dead):
     said = []
     before = snapshots(ec2)
-    removed = orphans.remove_orphans(ec2, Builds(home), said.append)
+    removed = orphans.clean_up_killed_builds(ec2, Builds(home), said.append)
     assert left(ec2, home, dead) == []
     assert snapshots(ec2) == before - 1
     kinds = {re.match(r"i-|ami-|sg-|/|\d", one)[0] for one in removed}
@@ -107,13 +107,13 @@ def test_everything_of_a_killed_build_goes_and_its_record_says_so(ec2, home, dea
     assert (dead.read().state, dead.read().error) == ("aborted", "its process was killed")
     [line] = said
     assert line.startswith(f"build {dead.id} had been killed; removed i-")
-    assert orphans.remove_orphans(ec2, Builds(home), said.append) == []
+    assert orphans.clean_up_killed_builds(ec2, Builds(home), said.append) == []
     assert len(said) == 1
 
 
 def test_what_a_process_holds_stays(ec2, home, dead):
     with dead.locked():
-        assert orphans.remove_orphans(ec2, Builds(home), pytest.fail) == []
+        assert orphans.clean_up_killed_builds(ec2, Builds(home), pytest.fail) == []
         assert orphans.find_local_orphans(ec2, Builds(home)) == []
         assert orphans.killed_builds(Builds(home)) == []
     assert len(left(ec2, home, dead)) == 5
@@ -129,21 +129,21 @@ def test_a_record_is_read_after_the_lock_is_taken(ec2, home, dead, planned, monk
         return locked(build)
 
     monkeypatch.setattr(type(dead), "locked", ends_first)
-    orphans.remove_orphans(ec2, Builds(home), lambda _: None)
+    orphans.clean_up_killed_builds(ec2, Builds(home), lambda _: None)
     assert (dead.read().state, dead.read().bake) == ("verified", BAKE)
     assert unrecorded_images(ec2, dead.id)  # its own
 
 
 def test_the_image_of_a_build_that_was_killed_while_it_was_judged_stays(ec2, home, planned):
     build = die(ec2, home, planned, "baked", BAKE)
-    orphans.remove_orphans(ec2, Builds(home), lambda _: None)
+    orphans.clean_up_killed_builds(ec2, Builds(home), lambda _: None)
     assert (build.read().state, build.read().bake) == ("aborted", BAKE)
     assert len(left(ec2, home, build)) == 1  # the image
 
 
 def test_the_key_of_a_verification_that_was_killed_goes(ec2, home, planned):
     build = die(ec2, home, planned, "verified", BAKE)
-    orphans.remove_orphans(ec2, Builds(home), lambda _: None)
+    orphans.clean_up_killed_builds(ec2, Builds(home), lambda _: None)
     assert key_files(build.id) == []
     assert build.read().state == "verified"
 
@@ -158,13 +158,13 @@ def test_an_empty_folder_without_a_record_goes_unless_it_is_new(ec2, home):
     lost = home / "builds" / f"{LATER - timedelta(days=2):%Y%m%d-%H%M%S}-eks-gpu-ab12"
     lost.mkdir()
     (lost / "manifest.json").touch()  # somebody's record is lost: that is no reason to remove the rest
-    orphans.remove_orphans(ec2, Builds(home), pytest.fail)
+    orphans.clean_up_killed_builds(ec2, Builds(home), pytest.fail)
     assert [folder.exists() for folder in (old, new, lost)] == [False, True, True]
 
 
 def test_what_belongs_to_another_computer_waits_for_its_deadline(ec2, home, planned, tmp_path_factory):
     other = die(ec2, tmp_path_factory.mktemp("other"), planned)
-    assert orphans.remove_orphans(ec2, Builds(home), pytest.fail) == []
+    assert orphans.clean_up_killed_builds(ec2, Builds(home), pytest.fail) == []
     assert orphans.find_local_orphans(ec2, Builds(home)) == []
     assert other.id in builds_with_orphans(ec2)
 
@@ -173,12 +173,12 @@ def test_what_belongs_to_another_computer_waits_for_its_deadline(ec2, home, plan
 def test_a_call_that_fails_once_loses_nothing_and_the_next_command_completes(ec2, home, dead, call):
     ec2.refuse = lambda asked: ("UnauthorizedOperation", "no") if asked.get("Action") == call else None
     said, before = [], snapshots(ec2)
-    orphans.remove_orphans(ec2, Builds(home), said.append)
+    orphans.clean_up_killed_builds(ec2, Builds(home), said.append)
     assert call in said[-1]
     assert dead.read().state == "running"  # so the next one looks again
     assert key_files(dead.id) == []
     ec2.forget()
-    orphans.remove_orphans(ec2, Builds(home), said.append)
+    orphans.clean_up_killed_builds(ec2, Builds(home), said.append)
     assert left(ec2, home, dead) == []
     assert snapshots(ec2) == before - 1
     assert dead.read().state == "aborted"
@@ -248,7 +248,7 @@ def test_commands_that_only_read_tell_it(dead, run):
 def test_a_build_that_has_nothing_to_bake_cleans_up_too(ec2, home, dead, planned, run, monkeypatch):
     monkeypatch.setattr(ami.BuildOptions, "plan", lambda *_: (planned, None))
     current = VerifiedAmi({"ImageId": "ami-1", "Tags": []}, frozenset([suite_digest()[:DIGEST_CHARS]]))
-    monkeypatch.setattr("gpukiln.pipeline.verdict_tags.find_proven", lambda *_: current)
+    monkeypatch.setattr("gpukiln.pipeline.verdict_tags.find_verified", lambda *_: current)
     code, _, err = run(ami.AmiBuild, dry_run=True, stages="off")
     assert f"build {dead.id} was killed" in err
     assert len(left(ec2, home, dead)) == 5

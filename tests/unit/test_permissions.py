@@ -140,7 +140,7 @@ def plan_only(calls, endpoint):
     for name in ("eks-ubuntu-22.04", "debian-12"):  # neither is there: what else is published is asked for
         with pytest.raises(UnavailableError, match="has no base"):
             resolve_base(name, base(name), endpoint, kubernetes="1.34", architecture="x86_64")
-    assert proof.find_proven(SimpleNamespace(digest="x"), endpoint, "suite") is None
+    assert verdict_tags.find_verified(SimpleNamespace(digest="x"), endpoint, "suite") is None
 
 
 def build(calls, endpoint, images, planned, folder):
@@ -277,7 +277,7 @@ def remove_old(calls, records):
         LaunchConfigurationName="old", ImageId="ami-1", InstanceType="m5.large"
     )
     calls.job = "prune"
-    rules = prune.Rules(older_than_days=30, keep=None, limit=20, in_use={}, without_channels=False)
+    rules = prune.PruneRules(older_than_days=30, keep=None, limit=20, in_use={}, without_channels=False)
     done = prune.prune(release_cloud.Cloud(), list(REGIONS), rules, records, remove=True)
     prune.require_complete(done)
     assert [item.image_id for one in done for item in one.items if item.action == "removed"] == [old]

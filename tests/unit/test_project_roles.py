@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from gpukiln.commands.cli import words
-from gpukiln.commands.main import main
 
 from gpukiln import project
 from gpukiln.catalog.load import ROOT
-from gpukiln.commands import settings
+from gpukiln.cli import settings
+from gpukiln.cli.command import words
+from gpukiln.cli.main import main
 from gpukiln.commands.node import NodeApply
 from gpukiln.errors import UsageError
 from gpukiln.images.bake import ansible_variables

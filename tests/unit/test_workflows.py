@@ -59,7 +59,7 @@ import os, sys
 sys.path.insert(0, {root!r})
 from tests.support import workflow_commands
 if sys.argv[1] == "config":
-    from gpukiln.commands.main import main
+    from gpukiln.cli.main import main
     sys.exit(main(sys.argv[1:]))
 sys.exit(workflow_commands.main([".".join(sys.argv[1:3]), *sys.argv[3:]]))
 """

@@ -129,7 +129,7 @@ def events(lines: Iterable[str], table: Table) -> list[KernelEvent]:
     `gpukiln-gpu reset` notes the reset.
 
     Args:
-        lines: Any lines, in their order; or those that `gpukiln.probe.xids.folded` made of them.
+        lines: Any lines, in their order; or those that `gpukiln.probe.xids.fold_faults` made of them.
     """
     found: dict[tuple[str, str, int], KernelEvent] = {}
     for line in (line.strip() for line in join_messages(lines)):

@@ -345,7 +345,7 @@ def test_what_is_missing_is_named(bake, keys, monkeypatch):
     monkeypatch.setenv(PASSWORD, "secret")
     write(build, load_signer(private))
     assert failed(build, load_public_key(public)) == set()
-    with pytest.raises(UsageError, match="no public key"):
+    with pytest.raises(UsageError, match="not a usable public key"):
         load_public_key(private)
     with pytest.raises(UsageError, match="can't read the key"):
         load_signer(private.with_name("absent"))

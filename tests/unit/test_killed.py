@@ -249,7 +249,7 @@ def test_commands_that_only_read_tell_it(dead, run):
 def test_a_build_that_has_nothing_to_bake_cleans_up_too(ec2, home, dead, planned, run, monkeypatch):
     monkeypatch.setattr(ami, "_plan", lambda *_, **__: planned)
     current = VerifiedAmi({"ImageId": "ami-1", "Tags": []}, frozenset([suite_digest()[:DIGEST_CHARS]]))
-    monkeypatch.setattr("gpukiln.pipeline.verdict_tags.find_proven", lambda *_: current)
+    monkeypatch.setattr("gpukiln.pipeline.verdict_tags.find_verified", lambda *_: current)
     code, _, err = run(ami.AmiBuild, dry_run=True, stages="off")
     assert f"build {dead.id} was killed" in err
     assert len(left(ec2, home, dead)) == 5

@@ -287,7 +287,13 @@ def test_copied_tags_and_a_replayed_statement_are_refused(typed, key, build, tmp
     plain = imitation(build.id)
     refused(typed, plain, key, "no verdict on it that a trusted key signed")
     put(plain, "verdict/g4dn.xlarge", statements(AMI)["verdict/g4dn.xlarge"])
-    refused(typed, plain, key, f"it is about arn:aws:ec2:us-west-2::image/{AMI}", f"wanted {plain} in {HOME}")
+    refused(
+        typed,
+        plain,
+        key,
+        f"found a statement on arn:aws:ec2:us-west-2::image/{AMI}",
+        f"wanted {plain} in {HOME}",
+    )
 
 
 def test_a_statement_that_was_edited_is_refused(typed, key, build, tmp_path):
@@ -408,7 +414,7 @@ def test_a_copy_whose_snapshots_are_others_is_refused(typed, key, build, tmp_pat
         record.unlink()
     code, _, err = typed("channels", regions=EVERYWHERE)
     assert code == 1
-    assert f"it is about arn:aws:ec2:{there}::image/{true}" in err
+    assert f"found a statement on arn:aws:ec2:{there}::image/{true}" in err
     with pytest.raises(RefusedError, match="no trusted key signed that release"):
         require_trusted(STABLE.path, Cloud(there))
 

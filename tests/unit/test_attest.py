@@ -351,7 +351,7 @@ def test_what_is_missing_is_named(bake, keys, monkeypatch):
         load_signer(private.with_name("absent"))
     record = build.read()
     CLOUD.client("ec2").deregister_image(ImageId=record.bake.image_id)
-    with pytest.raises(UnavailableError, match="any more"):
+    with pytest.raises(UnavailableError, match="no longer"):
         outcomes(build)
     build.write(replace(record, bake=None, state="failed"))
     with pytest.raises(UsageError, match="has no image: it is failed"):

@@ -81,8 +81,7 @@ def require_newest(cloud: Cloud, pointer: Pointer, release: SignedRelease, keys:
 def _is_newest(file: Path, path: str, release: SignedRelease, keys: Collection[str]) -> bool:
     """Whether exactly this release is stored; False: none is, or an older one."""
     seen = _read(file).get(path)
-    # Numbers signed with a key that was replaced do not count, because whoever stole it could have signed any
-    # number.
+    # Numbers of a key that is no longer trusted do not count: whoever stole it could sign any.
     if seen is None or seen.key not in keys or seen.number < release.claim.number:
         return False
     location = release.location

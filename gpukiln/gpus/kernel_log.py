@@ -135,7 +135,7 @@ def events(lines: Iterable[str], table: XidTable) -> list[KernelEvent]:
     []
 
     Args:
-        lines: Lines of the log in their order, or the output of `gpukiln.probe.xids.folded`.
+        lines: Lines of the log in their order, or the output of `gpukiln.probe.xids.fold_faults`.
     """
     latest: dict[tuple[str, str, int], KernelEvent] = {}
     for line in (line.strip() for line in join_messages(lines)):

@@ -25,7 +25,7 @@ def answers(nvml: Any, calls: list[dict[str, Any]], runs: list[Any], cuda: list[
         nvml: The section of the facts, or None.
         calls: Of NVML, as `contact_calls.ask_nvml` reports them.
         runs: Sections `cuda` of the facts.
-        cuda: Calls, as `contact_calls.sum_up_cuda` makes them.
+        cuda: Calls, as `contact_calls.summarize_cuda_calls` makes them.
     """
     kinds_by_part: dict[str, dict[str, set[str]]] = {"facts": {}, "nvml": {}, "cuda": {}, "beyond": {}}
     for call in calls:

@@ -34,13 +34,13 @@ pci, tools = sys.argv[1:3]
 base.PCI = pcie.PCI = pci
 base.in_container = lambda: False
 base.PATH = tools + ":/usr/bin:/bin"
-cuda.ELEMENTS, cuda.SHARED, cuda.COPYING_S = 1 << 18, 1 << 14, 0.02
+cuda.ELEMENTS, cuda.REDUCE_ELEMENTS, cuda.COPYING_S = 1 << 18, 1 << 14, 0.02
 """
 ASK = """
 import os
 from pathlib import Path
 path = Path(sys.argv[3])
-contact_calls.note_cuda(str(path / contact.CALLS))
+contact_calls.record_cuda_calls(str(path / contact.CALLS))
 steps = contact.Contact(contact.Folder(path, os.uname().nodename), "", {})
 steps.ask_nvml(), steps.compute("first"), steps.compute("second"), steps.compare()
 """

@@ -345,13 +345,13 @@ def test_what_is_missing_is_named(bake, keys, monkeypatch):
     monkeypatch.setenv(PASSWORD, "secret")
     write(build, load_signer(private))
     assert failed(build, load_public_key(public)) == set()
-    with pytest.raises(UsageError, match="no public key"):
+    with pytest.raises(UsageError, match="not a usable public key"):
         load_public_key(private)
     with pytest.raises(UsageError, match="can't read the key"):
         load_signer(private.with_name("absent"))
     record = build.read()
     CLOUD.client("ec2").deregister_image(ImageId=record.bake.image_id)
-    with pytest.raises(UnavailableError, match="any more"):
+    with pytest.raises(UnavailableError, match="no longer"):
         outcomes(build)
     build.write(replace(record, bake=None, state="failed"))
     with pytest.raises(UsageError, match="has no image: it is failed"):

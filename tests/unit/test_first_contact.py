@@ -151,9 +151,9 @@ def test_a_call_and_a_kind_that_the_doubles_lack_are_told() -> None:
         "cuda": {"c": ["0"]},
     }
     assert contradictions(answers, doubles) == [
-        "nvml: f(193): here 0 field 0; the double does not have it",
+        "nvml: f(193): here 0 field 0; the double does not have this call",
         "nvml: g(1): here 3; the double 0 number",
-        "nvml: h(): here 0; the double does not have it",
+        "nvml: h(): here 0; the double does not have this call",
     ]
     assert contradictions(doubles, doubles) == []
 

@@ -188,7 +188,7 @@ def test_a_release_is_signed_by_a_job_and_trusted_wherever_it_is_used(
     assert (len(support.statements(AMI)) > 1) == (largest == 1024)
     code, _, err = typed("release", "last", **options)
     assert code == 6
-    assert f"channel stable trusts {job.entry['identity']} of {GITHUB} alone, and nobody signs" in err
+    assert f"channel stable trusts only {job.entry['identity']} of {GITHUB}, and --sign-key is missing" in err
     code, _, err = typed("release", "last", **options, sign_key=str(key_pair(tmp_path, "other")))
     assert code == 6
     assert f"wanted: {job.entry['identity']} of {GITHUB}" in err
@@ -220,7 +220,7 @@ def test_a_statement_of_another_image_and_of_another_workflow_are_refused(typed,
     options = {"channel": "stable", "sign_key": job.option}
     code, _, err = typed("release", "last", **options)
     assert code == 6
-    assert f"it is about arn:aws:ec2:{HOME}::image/{second}" in err
+    assert f"found a statement on arn:aws:ec2:{HOME}::image/{second}" in err
     job.workflow = "example/gpukiln/.github/workflows/images.yml@refs/pull/7/merge"
     sign(AMI, job.option, tmp_path, judged=JUDGED, build=typed.build)
     code, _, err = typed("release", "last", **options)
@@ -264,7 +264,7 @@ def test_without_an_identity_nobody_signs(monkeypatch):
     for name in ("GITHUB_ACTIONS", "GITLAB_CI", "BUILDKITE", "CIRCLECI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sigstore.oidc.detect_credential", lambda: None)
-    with pytest.raises(UnavailableError, match="no identity of a CI job here") as caught:
+    with pytest.raises(UnavailableError, match="found no identity of a CI job") as caught:
         signing.signer_of("sigstore:", Cloud())
     assert "id-token: write" in caught.value.hint
 

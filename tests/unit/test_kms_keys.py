@@ -107,11 +107,11 @@ def test_a_key_is_asked_for_in_the_region_of_its_arn(cloud):
     [
         ("ECC_SECG_P256K1", "SIGN_VERIFY", "ECDSA_SHA_256"),
         ("ECC_NIST_P521", "SIGN_VERIFY", "ECDSA_SHA_512"),
-        ("RSA_2048", "ENCRYPT_DECRYPT", "nothing"),
+        ("RSA_2048", "ENCRYPT_DECRYPT", "none"),
     ],
 )
 def test_a_key_that_signs_no_statement_is_refused(spec, usage, found, cloud):
-    with pytest.raises(UsageError, match=f"KMS signs with {found} there"):
+    with pytest.raises(UsageError, match=f"found the signing algorithms {found} of KMS"):
         signing.signer_of(kms_key(spec, usage=usage), cloud)
 
 
@@ -146,7 +146,7 @@ def test_a_release_is_signed_by_kms_and_trusted_wherever_it_is_used(named, typed
     options = {"channel": "stable", "regions": ",".join(REGIONS)}
     code, _, err = typed("release", "last", **options)
     assert code == 6
-    assert f"channel stable trusts {arn} alone, and nobody signs" in err
+    assert f"channel stable trusts only {arn}, and --sign-key is missing" in err
     code, _, err = typed("release", "last", **options, sign_key=str(key_pair(tmp_path, "other")))
     assert code == 6
     assert "--sign-key is another key" in err

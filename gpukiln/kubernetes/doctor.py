@@ -95,13 +95,11 @@ class ClusterState:
     nodes: list[Manifest]
     pods: list[Manifest]
     daemon_sets: list[Manifest]
-    logs: Callable[[Manifest, str, bool], str] = field(
-        repr=False
-    )  # of a container; True: of its previous run
+    # of a container; True: of its previous run
+    logs: Callable[[Manifest, str, bool], str] = field(repr=False)
     events: Callable[[Manifest], list[Manifest]] = field(repr=False)  # the oldest first
-    kueue_conditions: Callable[[Manifest], list[Manifest] | None] = field(
-        repr=False
-    )  # why Kueue does not admit an object
+    # why Kueue does not admit an object
+    kueue_conditions: Callable[[Manifest], list[Manifest] | None] = field(repr=False)
 
     @property
     def gpu_nodes(self) -> list[Manifest]:
@@ -709,9 +707,8 @@ def workload_findings(seen: ClusterState, family: list[Manifest], *, has_pods: b
     findings = [_suspended_finding(held, seen.kueue_conditions(held))] if held else []
     for member in family:
         more = _condition_findings(member, seen.events(member), has_pods=has_pods)
-        same = {
-            (finding.id, finding.message) for finding in findings
-        }  # a Deployment repeats its ReplicaSet's condition
+        # A Deployment repeats the condition of its ReplicaSet.
+        same = {(finding.id, finding.message) for finding in findings}
         findings += [finding for finding in more if (finding.id, finding.message) not in same]
     if not (findings or has_pods) and family and not _is_done(family[0]):
         said = [
@@ -880,7 +877,7 @@ def _log(cluster: Cluster, pod: Manifest, container: str, *, previous: bool) -> 
             )
         )
     # The API server answers 400 until the container has started.
-    except BusyError:  # the container has not started
+    except BusyError:
         return ""
     except UnavailableError as error:
         return "" if previous else f"(its log can't be read: {error.message})"

@@ -234,10 +234,8 @@ class _Follower:
         self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.readers: dict[str, threading.Thread] = {}
         self.stuck_since: float | None = None
-        self.refused, self.refused_since = (
-            "",
-            0.0,
-        )  # why the server rejects its pods, in the controller's words
+        # Why the server rejects its pods, in the controller's words.
+        self.refused, self.refused_since = "", 0.0
         self.lost_since: float | None = None
         self.begun = time.monotonic()
         self.events_read_at = self.begun

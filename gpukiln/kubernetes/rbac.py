@@ -49,9 +49,8 @@ COMMAND_RULES: dict[str, tuple[RbacRule, ...]] = {
         RbacRule(("pods", "events"), ("list",)),
         RbacRule(("pods/log",), ("get",)),
         RbacRule(("services",), ("create", "get")),
-        RbacRule(
-            ("namespaces",), ("get",)
-        ),  # to read the Pod Security level; a Role can grant it for its own namespace
+        # To read the Pod Security level; a Role can grant it for its own namespace.
+        RbacRule(("namespaces",), ("get",)),
         RbacRule(("localqueues",), ("get", "list"), group="kueue.x-k8s.io"),
         RbacRule(("workloads",), ("list",), group="kueue.x-k8s.io"),
     ),

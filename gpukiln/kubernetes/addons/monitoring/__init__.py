@@ -24,9 +24,8 @@ RULES, SCRAPE, DASHBOARD, CLOUDWATCH = (
     "monitoring/plain/dashboard.json",
     "monitoring/plain/cloudwatch-agent.json",
 )
-LINE_LENGTH_RULE = (
-    "yamllint disable rule:line-length",
-)  # PromQL with a long regular expression can't be wrapped
+# PromQL with a long regular expression can't be wrapped.
+LINE_LENGTH_RULE = ("yamllint disable rule:line-length",)
 OPERATOR_CRDS = "servicemonitors.monitoring.coreos.com prometheusrules.monitoring.coreos.com"
 
 

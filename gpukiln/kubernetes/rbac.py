@@ -48,6 +48,7 @@ COMMAND_RULES: dict[str, tuple[RbacRule, ...]] = {
         RbacRule(("jobs",), ("create", "delete", "get", "list"), group="batch"),
         RbacRule(("pods", "events"), ("list",)),
         RbacRule(("pods/log",), ("get",)),
+        # With --nodes: the headless Service
         RbacRule(("services",), ("create", "get")),
         # To read the Pod Security level; a Role can grant it for its own namespace.
         RbacRule(("namespaces",), ("get",)),
@@ -56,6 +57,7 @@ COMMAND_RULES: dict[str, tuple[RbacRule, ...]] = {
     ),
     "doctor": (
         RbacRule(("nodes", "pods"), ("list",), everywhere=True),
+        # Logs of the device plugin, which runs in another namespace than the pods
         RbacRule(("pods/log",), ("get",), everywhere=True),
         RbacRule(("events",), ("list",), everywhere=True),
         RbacRule(("jobs", "cronjobs"), ("get", "list"), group="batch", everywhere=True),

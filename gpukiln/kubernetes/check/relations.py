@@ -744,7 +744,7 @@ def definition(manifest: Mapping[str, Any]) -> Mismatches:
             yield path, f"type {short(schema.get('type'))} of the schema's root; wanted object"
         for below in _without_type(schema):
             yield (*path, *below), "a field without a type"
-    # Left over from apiextensions.k8s.io/v1beta1; v1 accepts only false.
+    # A field of apiextensions.k8s.io/v1beta1; v1 accepts only false.
     if spec.get("preserveUnknownFields") is True:
         text = "preserveUnknownFields; wanted x-kubernetes-preserve-unknown-fields in the schema"
         yield ("spec", "preserveUnknownFields"), text

@@ -110,6 +110,7 @@ class Cluster:
             labels: A label selector, fields: A field selector, both as kubectl takes them.
             everywhere: In all namespaces.
         """
+        # In pages: a list of all pods of a large cluster would exceed the limit of one answer.
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE), "continue": ""}
         what = f"list {kind}" + (" in all namespaces" if everywhere else "")
         objects: list[Manifest] = []
@@ -222,6 +223,7 @@ class Cluster:
             self._resources[api_version] = {
                 resource["kind"]: resource
                 for resource in discovered["resources"]
+                # Names with a slash are subresources, such as pods/log.
                 if "/" not in resource["name"]
             }
         known = self._resources[api_version]

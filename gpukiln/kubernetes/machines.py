@@ -102,6 +102,7 @@ def labels(name: str) -> dict[str, str]:
         "karpenter.k8s.aws/instance-size": size,
         "karpenter.k8s.aws/instance-cpu": str(machine.vcpu),
         "karpenter.k8s.aws/instance-memory": str(machine.memory_mib),
+        # Karpenter has an empty value for bare metal.
         "karpenter.k8s.aws/instance-hypervisor": machine.hypervisor if machine.hypervisor != "none" else "",
         "karpenter.k8s.aws/instance-gpu-name": ec2_label(machine.gpu),
         "karpenter.k8s.aws/instance-gpu-manufacturer": "nvidia",

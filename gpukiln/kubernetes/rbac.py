@@ -136,6 +136,7 @@ def _role(
 ) -> list[Manifest]:
     form = "Role" if where else "ClusterRole"
     meta = {"name": name, **({"namespace": where} if where else {})}
+    # Only service accounts are in a namespace; users and groups are in RBAC's API group.
     account = kind == "ServiceAccount"
     subject = {"kind": kind, "name": who, **({"namespace": namespace} if account else {"apiGroup": RBAC})}
     bound = {**meta, "name": _binding_name(name, kind, namespace if account else "", who)}

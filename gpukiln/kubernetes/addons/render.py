@@ -69,6 +69,7 @@ def render_files(settings: Settings, names: Iterable[str]) -> dict[str, str]:
         raise UsageError(
             "--namespace default: the charts refuse this namespace", hint="--namespace gpu-system"
         )
+    # In the order of ADD_ONS, whatever the order of the names.
     parts = [(name, ADD_ONS[name]) for name in ADD_ONS if name in set(names)]
     files = {NAMESPACE: _namespace(settings)}
     for name, part in parts:

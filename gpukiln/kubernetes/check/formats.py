@@ -42,6 +42,7 @@ _FIELD_PATH = re.compile(
 _RESOURCE_FIELD = re.compile(r"(?:limits|requests)\.(?:cpu|memory|ephemeral-storage|hugepages-[\w.]+)")
 # RFC 3339
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(?:\.\d+)?(?:[Zz]|[+-]\d\d:\d\d)")
+# Resources of Kubernetes itself, and of quotas; all others have a domain.
 _BARE_RESOURCES = re.compile(
     r"cpu|memory|ephemeral-storage|storage|pods|services|configmaps|secrets|resourcequotas"
     r"|replicationcontrollers|persistentvolumeclaims|services\.(?:nodeports|loadbalancers)"
@@ -71,6 +72,7 @@ class ValueFormat:
     holds: Callable[[Any], bool]
 
 
+# A value of another type passes every format: the schema reports the type.
 def _text(pattern: re.Pattern[str]) -> Callable[[Any], bool]:
     return lambda value: not isinstance(value, str) or pattern.fullmatch(value) is not None
 

@@ -140,6 +140,7 @@ def _pools(files: Sequence[str], driver: str) -> tuple[Pool, ...]:
     if driver:
         cuda.support("12.1", driver, [])  # raises where the catalogue does not know the driver
     pools = pools_in((resource.object for resource in read(files).resources), driver) if files else ()
+    # Without this, a file that was meant as a pool would be ignored in silence.
     if files and not pools:
         raise UsageError(
             f"no node pool with GPUs is in {', '.join(files)}",

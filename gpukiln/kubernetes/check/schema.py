@@ -154,6 +154,7 @@ def is_builtin(api: str) -> bool:
     >>> is_builtin("apps/v1"), is_builtin("v1"), is_builtin("ray.io/v1")
     (True, True, False)
     """
+    # Groups of CRDs have a domain; those of Kubernetes have none, or end in k8s.io.
     group, slash, _ = api.rpartition("/")
     return not slash or "." not in group or group in _groups()
 
@@ -249,6 +250,7 @@ def _schema_violations(
 
 def _is_refused(error: ValidationError, *, whole: bool) -> bool:
     """Whether the API server would reject it: it ignores a status, and a part may lack required keys."""
+    # Controllers write the status by a subresource; in a manifest it is dropped.
     if error.validator in KEYWORDS and error.absolute_path and error.absolute_path[0] == "status":
         return False
     return whole or error.validator not in WHOLE_OBJECT_KEYWORDS

@@ -38,6 +38,7 @@ REPLICAS = {
     "PaddleJob": "paddleReplicaSpecs",
     "JAXJob": "jaxReplicaSpecs",
 }
+# A JobSet has several Jobs; `_of_template` finds the spec of each.
 JOBS: dict[str, Path] = {"Job": ("spec",), "CronJob": ("spec", "jobTemplate", "spec")}
 # Resources of Project-HAMi/HAMi (docs/config.md) for shares of a GPU; they modify a request of
 # nvidia.com/gpu.

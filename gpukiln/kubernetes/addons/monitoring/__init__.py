@@ -58,6 +58,7 @@ def files(settings: Settings) -> dict[str, str]:
 def install(settings: Settings) -> tuple[str, ...]:
     return (
         helm.upgrade_command("dcgm_exporter", exporter.RELEASE, settings.namespace, VALUES),
+        # Objects of an unknown kind would make kubectl fail, and the script end.
         f"if kubectl get crd {OPERATOR_CRDS} >/dev/null; then\n"
         f"  {helm.apply_command(OBJECTS)}\n"
         f"  {helm.apply_command(GRAFANA)}\n"

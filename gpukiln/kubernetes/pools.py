@@ -206,7 +206,6 @@ def _of_karpenter(manifest: Mapping[str, Any], classes: Mapping[str, Mapping[str
         for kind in sorted(machines.launchable_types(), key=_size)
         if all(_allows(rule, machines.labels(kind)) for rule in requirements)
     ]
-    # Without a requirement on it a NodePool may start any capacity type.
     choices: dict[str, tuple[str, ...]] = {CAPACITY: CAPACITIES}
     for rule in requirements:
         key, values = str(rule.get("key")), tuple(map(str, rule.get("values") or ()))

@@ -36,7 +36,7 @@ class Context:
     driver: str = ""
     resources: tuple[Resource, ...] = ()
     definitions: Mapping[tuple[str, str], Definition] = field(default_factory=dict)
-    # By id(): resources are mappings, which have no hash.
+    # By id(): a resource holds mappings, and can't be hashed.
     _custom: dict[int, tuple[list[Violation], list[str]]] = field(
         default_factory=dict, compare=False, repr=False
     )

@@ -154,7 +154,7 @@ def is_builtin(api: str) -> bool:
     >>> is_builtin("apps/v1"), is_builtin("v1"), is_builtin("ray.io/v1")
     (True, True, False)
     """
-    # Groups of CRDs have a domain; those of Kubernetes have none, or end in k8s.io.
+    # Groups without a domain are Kubernetes' own, and so are known ones with a domain, such as node.k8s.io.
     group, slash, _ = api.rpartition("/")
     return not slash or "." not in group or group in _groups()
 

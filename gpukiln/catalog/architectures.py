@@ -34,4 +34,5 @@ ARCHITECTURES = {
     )
 }
 PLATFORMS = {architecture.platform: architecture for architecture in ARCHITECTURES.values()}
+# By `uname -m`, which is what a machine reports of itself.
 MACHINES = {architecture.machine: architecture for architecture in ARCHITECTURES.values()}

@@ -142,6 +142,7 @@ class Board:
     # None: every branch of the catalogue knows the board.
     min_driver: str | None = None
     ecc: bool | None = None
+    # Row remapping since Ampere; older boards retire pages (NVIDIA GPU Memory Error Management).
     repair: Literal["rows", "pages"] | None = None
     subsystem: str | None = None
     reserved_mib: int | None = None

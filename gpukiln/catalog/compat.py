@@ -119,6 +119,7 @@ def check_driver_knows(driver: str, key: str, *, what: str, alternative: str) ->
         UsageError: The catalogue does not know the GPU.
     """
     model = gpu(key)
+    # The architecture is NVIDIA's; GPUs of other makers have none here.
     if model.arch is None:
         return ()
     return check_driver_range(

@@ -24,6 +24,7 @@ def toolkits() -> dict[str, str]:
 @cache
 def floors() -> dict[str, str]:
     """For each CUDA major version the first driver that runs its applications."""
+    # Keys of YAML are numbers there, and the rest of the catalogue has versions as texts.
     rows = load(dict[int, str], data("nvidia_matrix")["cuda_floor"], where="nvidia_matrix.yaml: cuda_floor")
     return {str(major): driver for major, driver in rows.items()}
 

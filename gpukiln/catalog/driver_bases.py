@@ -65,6 +65,7 @@ def suggest_bases(findings: Iterable[Finding], driver: Component, base: Base) ->
     named = []
     for finding in findings:
         branch_match = OTHER_BRANCH.search(finding.remedy)
+        # The chosen branch itself is what this base has.
         if branch_match and int(branch_match[1]) != driver.branch:
             bases = " or ".join(bases_with(driver, int(branch_match[1])))
             hint = finding.remedy.replace(branch_match[0], f"{branch_match[0]} --cloud aws --base {bases}")

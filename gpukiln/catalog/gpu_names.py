@@ -59,6 +59,7 @@ def _names_to_keys() -> dict[str, tuple[str, ...]]:
     for key, row in gpus().items():
         # Boards of other makers are known by one word of their name.
         parts = () if row.manufacturer == "NVIDIA" else key.split("-")  # V520, Gaudi
+        # Without its size a key is the name of several boards: a100-40gb and a100-80gb.
         names = (key, re.sub(r"-\d+gb$", "", key), row.name, ec2_name(key), product(key) or key, *parts)
         for name in dict.fromkeys(map(_plain, names)):
             keys_by_name.setdefault(name, []).append(key)

@@ -71,6 +71,7 @@ def load_image(name: str, root: Path = ROOT) -> ImageDefinition:
     # what has a price exists: botocore's model takes a while to read
     if machine_price(builder, "us-east-1") is None and builder not in every_instance_type():
         raise unknown(f"builder_instance_type in ami/{name}/image.yaml:", builder, every_instance_type())
+    # A volume can't be smaller than the snapshot that it is made of.
     if not MIN_GIB <= image.volume_size_gib <= MAX_GIB:
         size = f"{image.volume_size_gib} GiB"
         raise UsageError(f"ami/{name}/image.yaml: volume_size_gib is {size}; wanted {MIN_GIB} to {MAX_GIB}")

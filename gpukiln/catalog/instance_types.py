@@ -117,5 +117,6 @@ def gpus_of(names: Iterable[str]) -> tuple[list[str], bool]:
     (['t4'], False)
     """
     machines = [instance_type(name) for name in names]
+    # Such machines need the fabric manager, which an image must then contain.
     switched = any(machine.interconnect == "nvswitch" for machine in machines)
     return sorted({machine.gpu for machine in machines}), switched

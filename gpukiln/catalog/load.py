@@ -81,6 +81,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = read_text(path, largest=LARGEST)
         check_yaml(text, deepest=MAX_DEPTH, largest=LARGEST)
+        # Limits of size and depth first: the parser has none of its own.
         document = yaml.load(text, Loader=SafeLoader)  # noqa: S506 - it is safe
     except OSError as error:
         raise UsageError(f"can't read {path}: {error.strerror}") from error

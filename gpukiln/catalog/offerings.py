@@ -85,6 +85,7 @@ def shipped() -> str:
         "regions:",
     ]
     for region, rows in regions.items():
+        # An empty region is listed too: it is known to offer none of the types.
         lines.append(f"  {region}:" if rows else f"  {region}: {{}}")
         lines += [f"    {name}: [{', '.join(zones)}]" for name, zones in rows.items()]
     return HEAD + "\n".join(lines) + "\n"

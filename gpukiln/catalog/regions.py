@@ -32,6 +32,7 @@ def check_region(name: str) -> str:
 @cache
 def regions() -> frozenset[str]:
     """Every region with EC2."""
+    # botocore's endpoints are of the day of its release: a newer region needs a newer botocore.
     resolver = EndpointResolver(create_loader().load_data("endpoints"))
     return frozenset(
         region for name in PARTITIONS for region in resolver.get_available_endpoints("ec2", name)

@@ -50,6 +50,7 @@ def workload(name: str) -> WorkloadRequirements:
     """
     # Any CUDA version is a workload, so that a container needs no entry of its own.
     if cuda_match := re.fullmatch(r"cuda-?(\d+\.\d+(?:\.\d+)?)", name):
+        # Raises an error where the catalogue does not know the version.
         catalog_cuda.needs(cuda_match[1])
         return cuda_workload(cuda_match[1])
     if name not in workloads():

@@ -54,6 +54,7 @@ class Xid:
             return self.level
         if self.now in CONTINUE_ACTIONS or self.kind == "info":
             return "info"
+        # To restart the program is enough for the job, but says nothing of a board that caused the error.
         if self.now == "RESTART_APP":
             return "warning" if self.blames_hardware else "info"
         return "warning" if self.now in INVESTIGATE_ACTIONS else "error"

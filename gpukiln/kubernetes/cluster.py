@@ -77,9 +77,8 @@ class Cluster:
 
     def __init__(self, context: str = "", kubeconfig: str = "") -> None:
         settings = client.Configuration()
-        settings.retries = (
-            False  # urllib3 would retry in silence; callers decide whether and how long to wait
-        )
+        # urllib3 would retry in silence; callers decide whether and how long to wait.
+        settings.retries = False
         self.context, self.namespace = _load(settings, context, kubeconfig)
         # urllib3 warns at every request of a kubeconfig with insecure-skip-tls-verify
         warnings.simplefilter("once", urllib3.exceptions.InsecureRequestWarning)
@@ -111,6 +110,7 @@ class Cluster:
             labels: A label selector, fields: A field selector, both as kubectl takes them.
             everywhere: In all namespaces.
         """
+        # In pages: a list of all pods of a large cluster would exceed the limit of one answer.
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE), "continue": ""}
         what = f"list {kind}" + (" in all namespaces" if everywhere else "")
         objects: list[Manifest] = []
@@ -126,9 +126,8 @@ class Cluster:
             return []
         plain = kind.rpartition("/")
         api_version = plain[0] or API_VERSIONS[plain[2]]
-        return [
-            {"apiVersion": api_version, "kind": plain[2], **item} for item in objects
-        ]  # items of a list lack both
+        # Items of a list lack both.
+        return [{"apiVersion": api_version, "kind": plain[2], **item} for item in objects]
 
     def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
         """Create an object in its own namespace, or in the context's if it names none.
@@ -224,6 +223,7 @@ class Cluster:
             self._resources[api_version] = {
                 resource["kind"]: resource
                 for resource in discovered["resources"]
+                # Names with a slash are subresources, such as pods/log.
                 if "/" not in resource["name"]
             }
         known = self._resources[api_version]

@@ -37,6 +37,7 @@ from gpukiln.typed import strict
 from gpukiln.units import is_whole
 
 SCHEMA = "k8s.doctor/1"
+# Set by feature discovery; the label cuda.driver.major of older releases is deprecated.
 DRIVER = "nvidia.com/cuda.driver-version.full"
 # Labels that mark a GPU node before feature discovery has run: of NFD, Karpenter and EKS's kubelet.
 GPU_NODE_LABELS = (
@@ -55,6 +56,7 @@ BAD_WHEN_TRUE = re.compile(
     r"Gpu\w*(Watch|Failure)?$|GPU\w+|XID\w*|Xid\w*|SysLogs\w+|NVLink\w*|UnhealthyNvidiaDevicePlugin|"
     r"(Memory|Disk|PID)Pressure|KernelDeadlock|ReadonlyFilesystem|NetworkUnavailable"
 )
+# Xid=79 of the device plugin, NvidiaXID79Error of EKS's node monitoring agent
 XID = re.compile(r"(?i)xid\D{0,3}(\d+)")
 
 
@@ -95,13 +97,11 @@ class ClusterState:
     nodes: list[Manifest]
     pods: list[Manifest]
     daemon_sets: list[Manifest]
-    logs: Callable[[Manifest, str, bool], str] = field(
-        repr=False
-    )  # of a container; True: of its previous run
+    # of a container; True: of its previous run
+    logs: Callable[[Manifest, str, bool], str] = field(repr=False)
     events: Callable[[Manifest], list[Manifest]] = field(repr=False)  # the oldest first
-    kueue_conditions: Callable[[Manifest], list[Manifest] | None] = field(
-        repr=False
-    )  # why Kueue does not admit an object
+    # why Kueue does not admit an object
+    kueue_conditions: Callable[[Manifest], list[Manifest] | None] = field(repr=False)
 
     @property
     def gpu_nodes(self) -> list[Manifest]:
@@ -168,6 +168,7 @@ def _diagnose_named(
         findings += pod_findings(seen, pod)
         for node in filter(has_gpus, nodes):
             findings += node_findings(seen, node)
+        # Without a node of its own, the cause may be that the cluster has no GPU node or no device plugin.
         if not place and any(finding.id == "no-node-fits" for finding in findings):
             findings += cluster_findings(seen)
     return tuple(map(_name, looked)), findings
@@ -193,12 +194,14 @@ def _diagnose_cluster(seen: ClusterState, refused: list[Manifest]) -> tuple[tupl
 def _waits_or_was_refused(pod: Manifest) -> bool:
     """Whether a pod is pending, or the kubelet and not its program made it fail."""
     status = pod["status"]
+    # The kubelet sets status.reason, such as UnexpectedAdmissionError; a failed program leaves it empty.
     return status.get("phase") == "Pending" or (status.get("phase") == "Failed" and "reason" in status)
 
 
 def _refused_workloads(cluster: Cluster) -> list[Manifest]:
     """Workloads whose GPU pods the API server rejected within the last hour; it keeps events for an hour."""
     refused: dict[str, Manifest] = {}
+    # A rejected pod does not exist: only this event of its controller names the reason.
     for event in cluster.list("Event", everywhere=True, fields="reason=FailedCreate"):
         about = event.get("involvedObject", {})
         if kind := workloads.kind_of(about.get("kind", "")):
@@ -242,6 +245,7 @@ def cluster_findings(seen: ClusterState) -> Iterator[Finding]:
         status = plugin.get("status", {})
         desired, ready = status.get("desiredNumberScheduled", 0), status.get("numberReady", 0)
         if not desired and seen.gpu_nodes:
+            # With the controller's tolerations, so that a cordoned node is not named as the reason.
             spec = as_daemon_set_pod(plugin["spec"]["template"]["spec"])
             why = [problem.text for node in seen.gpu_nodes for problem in mismatches(spec, node)]
             yield _finding(
@@ -371,6 +375,7 @@ def _nothing_offered(
             "capacity",
             f"{read}; `invoke node.doctor` examines the GPUs; the plugin offers them again after its restart",
         )
+    # A resource with capacity 0: the plugin is registered, and has listed no device.
     elif not waiting and any(key.startswith("nvidia.com/") for key in node["status"].get("capacity", {})):
         yield _finding(
             "device-plugin-no-devices",
@@ -397,6 +402,8 @@ def _nothing_offered(
 
 def _plugin_logs(seen: ClusterState, plugin: Manifest) -> tuple[str, list[str]]:
     """The failing container, or the plugin's; its log, of this and of the previous run."""
+    # An init container that fails, such as the one that reads the configuration, keeps the plugin from
+    # starting.
     failing = [status["name"] for status in _statuses(plugin) if _failure(status) or _waiting_reason(status)]
     main = [
         container["name"] for container in plugin["spec"]["containers"] if _is_plugin_container(container)
@@ -408,6 +415,7 @@ def _plugin_logs(seen: ClusterState, plugin: Manifest) -> tuple[str, list[str]]:
 def _node_condition_finding(name: str, condition: Mapping[str, str]) -> Iterator[Finding]:
     kind, status = condition["type"], condition["status"]
     bad = (
+        # Unknown: the node controller has had no report of the kubelet
         status in ("False", "Unknown")
         if BAD_WHEN_FALSE.fullmatch(kind)
         else status == "True" and BAD_WHEN_TRUE.match(kind)
@@ -544,6 +552,7 @@ def _unexplained_wait(name: str, spec: Mapping[str, Any], said: str, node: str) 
     evidence = f"{said or 'no message of the scheduler'}; {node} has the requested resources"
     if known := symptom_in(said, SCHEDULER):
         return _symptom_finding(known, name, evidence)
+    # These two are what is computed here as well; by now the resources are free again.
     if said and not re.search(r"Insufficient |Too many pods", said):
         return _finding(
             "scheduler-refuses",
@@ -567,7 +576,10 @@ def _start_problems(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
     texts = [_waiting(pod)]
     if pod["spec"].get("nodeName") and pod["status"].get("phase") == "Pending":
         texts += [
-            _event_words(event) for event in reversed(seen.events(pod)) if event.get("type") == "Warning"
+            # Volumes and the pod's network fail before any container has a status: only events show it.
+            _event_words(event)
+            for event in reversed(seen.events(pod))
+            if event.get("type") == "Warning"
         ]
     for text in filter(None, texts):
         if known := symptom_in(" ".join(text.split()), WAITING):
@@ -594,6 +606,7 @@ def _container_failures(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
         ended, previous = failure
         kind = "init container" if container_status["name"] in before else "container"
         what = f"{kind} {container_status['name']}"
+        # The kernel kills the process without a word in its log.
         if ended.get("reason") == "OOMKilled":
             yield _finding(
                 "out-of-memory",
@@ -604,6 +617,7 @@ def _container_failures(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
                 "raise limits.memory, or use fewer data loader workers; this is not the GPU's memory",
             )
             return
+        # A restarted container has a new log; the error is in the one of its previous run.
         log = seen.logs(pod, container_status["name"], previous)
         if known := symptom_in(f"{ended.get('message', '')}\n{log}", CONTAINER):
             yield _symptom_finding(known, name, f"{what} logs: {_short(known[1])}")
@@ -666,6 +680,7 @@ def _driver_mismatch(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
         ),
         None,
     )
+    # Without feature discovery the driver is unknown, and nothing is compared.
     driver = node["metadata"].get("labels", {}).get(DRIVER) if node else None
     for container in containers(pod["spec"]):
         cuda_version = cuda_of_image(container.get("image", ""))
@@ -705,13 +720,13 @@ def workload_findings(seen: ClusterState, family: list[Manifest], *, has_pods: b
         family: The object, and the objects by which it creates its pods.
         has_pods: Whether it has pods, whose findings are more precise.
     """
+    # A suspended JobSet suspends the Jobs that it owns: the first of the family is the reason.
     held = next(filter(workloads.is_suspended, family), None)
     findings = [_suspended_finding(held, seen.kueue_conditions(held))] if held else []
     for member in family:
         more = _condition_findings(member, seen.events(member), has_pods=has_pods)
-        same = {
-            (finding.id, finding.message) for finding in findings
-        }  # a Deployment repeats its ReplicaSet's condition
+        # A Deployment repeats the condition of its ReplicaSet.
+        same = {(finding.id, finding.message) for finding in findings}
         findings += [finding for finding in more if (finding.id, finding.message) not in same]
     if not (findings or has_pods) and family and not _is_done(family[0]):
         said = [
@@ -857,6 +872,7 @@ def _find_target(
             own, key=lambda pod: (pod["status"].get("phase") == "Pending", _creation_time(pod)), default=None
         )
         return family, newest
+    # NAMESPACE/NAME, and pod/NAME as kubectl prints it
     namespace = word if word not in ("", "pod", "pods") else namespace
     for pod in seen.pods:
         if (pod["metadata"]["namespace"], pod["metadata"]["name"]) == (namespace, name):
@@ -880,7 +896,7 @@ def _log(cluster: Cluster, pod: Manifest, container: str, *, previous: bool) -> 
             )
         )
     # The API server answers 400 until the container has started.
-    except BusyError:  # the container has not started
+    except BusyError:
         return ""
     except UnavailableError as error:
         return "" if previous else f"(its log can't be read: {error.message})"
@@ -900,6 +916,7 @@ def _events(cluster: Cluster, manifest: Manifest) -> list[Manifest]:
 
 def _event_time(event: Manifest) -> str:
     """The last time of an event; events of events.k8s.io/v1 have no lastTimestamp."""
+    # A series is newer than its first event: repeated events are counted instead of stored again.
     times = ((event.get("series") or {}).get("lastObservedTime"), event.get("lastTimestamp"))
     later = (event.get("eventTime"), event["metadata"].get("creationTimestamp"))
     return str(next(filter(None, (*times, *later)), ""))
@@ -936,6 +953,7 @@ def _statuses(pod: Manifest) -> list[Manifest]:
 def _failure(container_status: Manifest) -> tuple[Manifest, bool] | None:
     """How a container failed, and whether that was in its previous run."""
     now, before = (container_status.get(key, {}).get("terminated") for key in ("state", "lastState"))
+    # It has ended and is not restarted, so that this run is the last one.
     if now:
         return (now, False) if now.get("exitCode") else None
     return (before, True) if before and before.get("exitCode") else None
@@ -989,6 +1007,7 @@ def _count(amounts: Mapping[str, Any]) -> int:
 
 def _is_shared(labels: Mapping[str, str]) -> bool:
     return (
+        # Shared or divided GPUs are offered in other numbers than gpu.count.
         labels.get(f"{GPU}.sharing-strategy", "none") != "none"
         or labels.get("nvidia.com/mig.strategy", "none") != "none"
     )

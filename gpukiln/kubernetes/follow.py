@@ -60,6 +60,7 @@ def submit(cluster: Cluster, job: GpuJob, say: WriteLine, *, replace_ended: bool
         IncompatibleError: Its queue does not exist, or the server rejects the Job.
     """
     namespace = job.namespace or cluster.namespace
+    # Last in the list, and created first: the Job owns the Services.
     *services, manifest = job.manifests()
     record, existing = submission(cluster, namespace, manifest), cluster.get("Job", job.name, namespace)
     if existing and record.is_of(existing):
@@ -115,6 +116,7 @@ def _create_service(cluster: Cluster, service: Manifest, owner: Manifest, namesp
     name, meta = service["metadata"]["name"], owner["metadata"]
     until = time.monotonic() + GONE_S
     while there := cluster.get("Service", name, namespace):
+        # The pods would resolve each other's names to pods of another application.
         if there["spec"].get("selector") != service["spec"]["selector"]:
             raise RefusedError(
                 f"there is a Service {name} in {namespace} that selects other pods",
@@ -234,10 +236,8 @@ class _Follower:
         self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.readers: dict[str, threading.Thread] = {}
         self.stuck_since: float | None = None
-        self.refused, self.refused_since = (
-            "",
-            0.0,
-        )  # why the server rejects its pods, in the controller's words
+        # Why the server rejects its pods, in the controller's words.
+        self.refused, self.refused_since = "", 0.0
         self.lost_since: float | None = None
         self.begun = time.monotonic()
         self.events_read_at = self.begun
@@ -303,6 +303,7 @@ class _Follower:
         there = {pod["metadata"]["uid"] for pod in pods}
         for uid, attempt in self.attempts.items():
             if (
+                # Deleted between two polls, for example with its node: its exit code is unknown.
                 uid not in there
                 and attempt.exit_code is None
                 and attempt.phase not in ("failed", "interrupted")
@@ -314,6 +315,7 @@ class _Follower:
             uid = pod["metadata"]["uid"]
             attempt = self.attempts[uid] = state.attempt(pod)
             self._report_pod(attempt)
+            # Also of a pod that ended between two polls.
             if uid not in self.readers and (attempt.phase == "running" or attempt.exit_code is not None):
                 self._start_reader(uid, attempt)
         if not pods and not state.has_ended(job):
@@ -367,6 +369,7 @@ class _Follower:
                 return
             for event in events:
                 if event.get("reason") == "FailedCreate" and not self.attempts:
+                    # The time of the first rejection, because the limit is for rejections in a row.
                     self.refused_since = self.refused_since if self.refused else time.monotonic()
                     self.refused = str(event.get("message", "")).removeprefix(_COMBINED)
                 text = f"{event.get('reason', '')}: {event.get('message', '')}"
@@ -387,6 +390,7 @@ class _Follower:
         now = time.monotonic()
         if "stuck" not in phases:
             self.stuck_since = None
+        # Between two attempts the state is ErrImagePull, then ImagePullBackOff: both are stuck, and one time.
         elif self.stuck_since is None:
             self.stuck_since = now
         stuck = next((attempt for attempt in self.attempts.values() if attempt.phase == "stuck"), None)
@@ -437,11 +441,13 @@ class _Follower:
         return any(attempt.started or attempt.exit_code is not None for attempt in self.attempts.values())
 
     def _stuck_for(self, attempt: Attempt) -> float:
+        # Of these the next attempt has the same result.
         return 0.0 if attempt.reason in ("InvalidImageName", "ErrImageNeverPull") else self.patience.stuck_s
 
     def _refused_for(self) -> float:
         if "exceeded quota" in self.refused:  # quota becomes free when other pods of the namespace end
             return math.inf
+        # The level of the namespace does not change by itself; webhooks may come back.
         return 0.0 if _SECURITY in self.refused else self.patience.stuck_s
 
     # --- logs -----------------------------------------------------------------------------------------
@@ -472,6 +478,7 @@ class _Follower:
                 lines = self.cluster.logs(pod, self.namespace, container=CONTAINER, follow=not ended)
                 for number, line in enumerate(lines):
                     opened = True
+                    # A new connection sends the log from its start.
                     if number >= done:
                         self.lines.put(begin + line)
                         done, failures = number + 1, 0
@@ -501,6 +508,7 @@ class _Follower:
 
     def _finish(self, job: Manifest) -> JobEnd:
         until = time.monotonic() + LOG_S
+        # The Job is reported as ended before the last lines have arrived.
         while any(reader.is_alive() for reader in self.readers.values()) and time.monotonic() < until:
             self._drain(min(0.05, self.patience.poll_s))
         self._drain(0)

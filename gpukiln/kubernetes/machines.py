@@ -14,9 +14,8 @@ from gpukiln.catalog.instance_types import InstanceType, instance_type, instance
 from gpukiln.units import MIB
 
 GPU = "nvidia.com/gpu"
-GPU_PRESENT = (
-    "nvidia.com/gpu.present"  # on every node with a GPU, by nodeadm, node pools and feature discovery
-)
+# On every node with a GPU, by nodeadm, node pools and feature discovery.
+GPU_PRESENT = "nvidia.com/gpu.present"
 PRODUCT = "nvidia.com/gpu.product"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 ARCHES = {"x86_64": "amd64", "arm64": "arm64"}
@@ -103,6 +102,7 @@ def labels(name: str) -> dict[str, str]:
         "karpenter.k8s.aws/instance-size": size,
         "karpenter.k8s.aws/instance-cpu": str(machine.vcpu),
         "karpenter.k8s.aws/instance-memory": str(machine.memory_mib),
+        # Karpenter has an empty value for bare metal.
         "karpenter.k8s.aws/instance-hypervisor": machine.hypervisor if machine.hypervisor != "none" else "",
         "karpenter.k8s.aws/instance-gpu-name": ec2_label(machine.gpu),
         "karpenter.k8s.aws/instance-gpu-manufacturer": "nvidia",

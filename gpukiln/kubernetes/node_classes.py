@@ -1,8 +1,7 @@
 """Allocatable resources of a node with an EC2NodeClass, as Karpenter computes them before the node exists.
 
 Facts: aws/karpenter-provider-aws:pkg/providers/instancetype/types.go at v1.14. A value that is a CEL
-    expression is
-not evaluated; the default is used for it.
+expression is not evaluated; the default is used for it.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from gpukiln.units import is_whole
 GIB = 2**30
 DEFAULT_VOLUME = Decimal(20 * GIB)  # Karpenter's default root volume, for every AMI family
 RESERVED_STORAGE = Decimal(GIB)  # Karpenter's default of kubeReserved
-DATA_DEVICES = {
-    "Bottlerocket": "/dev/xvdb"
-}  # the volume that pods write to; other families use the root volume
+# The volume that pods write to; other families use the root volume.
+DATA_DEVICES = {"Bottlerocket": "/dev/xvdb"}
 ROOT_DEVICE = "/dev/xvda"
 
 
@@ -65,6 +63,7 @@ def allocatable(name: str, spec: Mapping[str, Any]) -> dict[str, Decimal]:
 def _storage(name: str, spec: Mapping[str, Any]) -> Decimal:
     local = instance_type(name).local_nvme_gb
     if spec.get("instanceStorePolicy") == "RAID0" and local:
+        # With RAID0 the kubelet's folders are on the local disks.
         return Decimal(local * 10**9)
     listed = spec.get("blockDeviceMappings")
     disks = [disk for disk in listed if isinstance(disk, Mapping)] if isinstance(listed, list) else []
@@ -72,6 +71,7 @@ def _storage(name: str, spec: Mapping[str, Any]) -> Decimal:
     device = DATA_DEVICES.get(family, ROOT_DEVICE)
     chosen = [disk for disk in disks if disk.get("rootVolume") is True]
     chosen += (
+        # Karpenter takes the last mapping of the family Custom, whose devices it does not know.
         disks[-1:] if family == "Custom" else [disk for disk in disks if disk.get("deviceName") == device]
     )
     sizes = (quantity(_part(disk, "ebs").get("volumeSize")) for disk in chosen)

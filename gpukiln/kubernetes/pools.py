@@ -37,12 +37,8 @@ AGENT_LABELS = ("nvidia.com/", "karpenter.k8s.aws/", "eks.amazonaws.com/", "feat
 # Suffix that feature discovery appends to the product of shared GPUs; with the strategy `single` it follows
 # -MIG-PROFILE (NVIDIA/k8s-device-plugin:internal/lm/resource.go).
 SHARED_SUFFIX = "-SHARED"
-SHAPE_ERRORS = (
-    AttributeError,
-    KeyError,
-    TypeError,
-    ValueError,
-)  # raised by reading a document of another form
+# Raised by reading a document of another form.
+SHAPE_ERRORS = (AttributeError, KeyError, TypeError, ValueError)
 TAINT = {"key": GPU, "value": "true", "effect": "NoSchedule"}
 
 
@@ -112,6 +108,7 @@ class Pool:
             bare, _, profile = product.removesuffix(SHARED_SUFFIX).partition("-MIG-")
             parts = node["status"]["allocatable"].get(f"nvidia.com/mig-{profile}")
             if bare == whole and (parts if profile else product.endswith(SHARED_SUFFIX)):
+                # The number of replicas is in the plugin's configuration, which is unknown here.
                 many = str(machines.UNLIMITED) if product.endswith(SHARED_SUFFIX) else parts
                 resources = {**node["status"]["allocatable"], GPU: many}
                 return {
@@ -193,6 +190,7 @@ def pool_of_nodes(nodes: Sequence[Manifest]) -> Pool:
     drivers = {
         node["metadata"].get("labels", {}).get("nvidia.com/cuda.driver-version.full", "") for node in offering
     }
+    # The oldest driver, since a pod may land on any of the nodes.
     return Pool("nodes of the cluster", nodes=tuple(offering), driver=min(drivers, default=""))
 
 
@@ -271,6 +269,7 @@ def _allows(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     key, operator = str(rule.get("key")), rule.get("operator")
     values = [str(value) for value in rule.get("values") or ()]
     if key not in labels:
+        # Karpenter sets this label only on types with local disks: without it, In matches none.
         return not (operator == "In" and key.startswith("karpenter.k8s.aws/instance-local-nvme"))
     has = labels[key]
     if operator in ("Gt", "Lt", "Gte", "Lte") and values and is_whole(has) and is_whole(values[0]):

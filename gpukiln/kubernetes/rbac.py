@@ -48,15 +48,16 @@ COMMAND_RULES: dict[str, tuple[RbacRule, ...]] = {
         RbacRule(("jobs",), ("create", "delete", "get", "list"), group="batch"),
         RbacRule(("pods", "events"), ("list",)),
         RbacRule(("pods/log",), ("get",)),
+        # With --nodes: the headless Service
         RbacRule(("services",), ("create", "get")),
-        RbacRule(
-            ("namespaces",), ("get",)
-        ),  # to read the Pod Security level; a Role can grant it for its own namespace
+        # To read the Pod Security level; a Role can grant it for its own namespace.
+        RbacRule(("namespaces",), ("get",)),
         RbacRule(("localqueues",), ("get", "list"), group="kueue.x-k8s.io"),
         RbacRule(("workloads",), ("list",), group="kueue.x-k8s.io"),
     ),
     "doctor": (
         RbacRule(("nodes", "pods"), ("list",), everywhere=True),
+        # Logs of the device plugin, which runs in another namespace than the pods
         RbacRule(("pods/log",), ("get",), everywhere=True),
         RbacRule(("events",), ("list",), everywhere=True),
         RbacRule(("jobs", "cronjobs"), ("get", "list"), group="batch", everywhere=True),
@@ -135,6 +136,7 @@ def _role(
 ) -> list[Manifest]:
     form = "Role" if where else "ClusterRole"
     meta = {"name": name, **({"namespace": where} if where else {})}
+    # Only service accounts are in a namespace; users and groups are in RBAC's API group.
     account = kind == "ServiceAccount"
     subject = {"kind": kind, "name": who, **({"namespace": namespace} if account else {"apiGroup": RBAC})}
     bound = {**meta, "name": _binding_name(name, kind, namespace if account else "", who)}

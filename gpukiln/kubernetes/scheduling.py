@@ -81,6 +81,7 @@ def free_resources(node: Manifest, pods: Iterable[Manifest]) -> dict[str, Decima
     left = {key: amount(value) for key, value in node["status"].get("allocatable", {}).items()}
     for pod in pods:
         here = pod["spec"].get("nodeName") == node["metadata"]["name"]
+        # Ended pods keep their object, and have given their resources back.
         if here and pod["status"].get("phase") not in ("Succeeded", "Failed"):
             for key, value in {**requests(pod["spec"]), "pods": ONE}.items():
                 left[key] = left.get(key, ZERO) - value

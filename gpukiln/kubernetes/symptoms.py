@@ -155,6 +155,7 @@ WAITING = (
     ),
     DRIVER_TOO_OLD,
     Symptom(
+        # Before the patterns of images: these messages have words such as `not found`, too.
         r"^(FailedAttachVolume|FailedMount|FailedMapVolume)\b",
         "volume",
         "a volume can't be attached or mounted: another node uses it (Multi-Attach), its disk is in another "
@@ -201,6 +202,7 @@ WAITING = (
         "name the image by its digest; `invoke docker.push` prints it for images of gpukiln",
     ),
     Symptom(
+        # Last: the kubelet puts the registry's message, which the patterns above know, behind this reason.
         r"ErrImagePull|ImagePullBackOff|InvalidImageName",
         "image-pull",
         "the image can't be pulled",
@@ -220,6 +222,7 @@ KUBELET = (
         "`invoke k8s.doctor`, `invoke node.doctor`",
     ),
     Symptom(
+        # OutOfcpu, OutOfnvidia.com/gpu: the kubelet appends the name of the resource.
         r"^OutOf(?!Memory)[\w./-]+",
         "kubelet-out-of",
         "the node had fewer resources left than the scheduler assumed: the pod sets nodeName, two schedulers "

@@ -59,6 +59,7 @@ def kind_of(word: str) -> str:
     >>> kind_of("deploy"), kind_of("Jobs"), kind_of("job.batch"), kind_of("pod")
     ('deployment', 'job', 'job', '')
     """
+    # kubectl accepts RESOURCE.GROUP and plurals.
     plain = word.lower().partition(".")[0]
     for name in (plain, plain.removesuffix("s")):
         if SHORT_NAMES.get(name, name) in KINDS:
@@ -133,6 +134,7 @@ def lacks_pods(manifest: Manifest, *, has_pods: bool) -> bool:
     spec, status = manifest.get("spec", {}), manifest.get("status", {})
     if manifest["kind"] == "Job":
         ended = any(condition["status"] == "True" for condition in status.get("conditions") or ())
+        # Defaults of batch/v1
         at_once = spec.get("parallelism", 1)
         left = spec.get("completions", at_once) - status.get("succeeded", 0)
         return not ended and status.get("active", 0) < min(at_once, left)
@@ -155,6 +157,7 @@ def kueue_conditions(cluster: Cluster, namespace: str, uids: Collection[str]) ->
     Raises:
         UnavailableError: Reading Workloads is not allowed.
     """
+    # An older Kueue serves v1beta1 alone.
     there = next(filter(None, (cluster.list(api, namespace) for api in WORKLOAD)), [])
     own = [kueue_workload for kueue_workload in there if _is_owned(kueue_workload, uids)]
     return [condition for kueue_workload in own for condition in _conditions(kueue_workload)] if own else None

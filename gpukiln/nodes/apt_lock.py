@@ -68,9 +68,8 @@ def find_lock_holders(inventory: str, hosts: list[str], environment: dict[str, s
     Args:
         environment: What ansible is run with.
     """
-    text = base64.b64encode(
-        script().encode()
-    ).decode()  # Ansible would take its braces and quotes for its own
+    # Ansible would take its braces and quotes for its own.
+    text = base64.b64encode(script().encode()).decode()
     command = ["ansible", ",".join(hosts), "-i", inventory, "--become", "-m", "ansible.builtin.raw"]
     command += ["-a", f"echo {text} | base64 -d | sh"]
     try:
@@ -152,6 +151,7 @@ class LockWatch:
             due = [host for host, apt_task in self._waiting.items() if apt_task.next_look <= now]
             for host in due:
                 self._waiting[host].next_look = now + AGAIN_S
+        # Without the lock, because a look takes seconds and `take` must not wait for it.
         for host, holder in (self._look(due) if due else {}).items():
             with self._lock:
                 apt_task = self._waiting.get(host)
@@ -177,6 +177,7 @@ class LockWatch:
             while not ended.wait(POLL_S):
                 self.check_due_hosts()
 
+        # A look that hangs in ssh must not keep the process alive.
         thread = threading.Thread(target=follow, daemon=True)
         thread.start()
         try:

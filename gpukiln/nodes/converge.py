@@ -25,6 +25,7 @@ from gpukiln.nodes.view import render
 from gpukiln.progress import Progress
 from gpukiln.project import OwnRoles, role_variables, roles
 
+# Roles of the playbook that run only if they are named, see `gpukiln_also` in ansible/node.yml.
 OPTIONAL_ROLES = ("docker_compose", "dcgm", "ci_runner", "kasmvnc")
 PVE = "pve.yml"
 
@@ -83,6 +84,7 @@ def parse_batches(text: str) -> list[str]:
     Raises:
         UsageError: A size is neither a number nor a percentage.
     """
+    # `serial` repeats its last size until all hosts are done.
     batches = [size.strip() for size in text.split(",")]
     if wrong := [size for size in batches if not re.fullmatch(r"[1-9]\d*%?", size)]:
         raise UsageError(
@@ -101,6 +103,7 @@ def resumed(name: str, inventory: str) -> tuple[str, str]:
         UsageError: There is no such run, it had another inventory, or it finished every host.
     """
     earlier = RunStore().find(name).read()
+    # The unfinished hosts are names of that inventory.
     if inventory and str(absolute(inventory)) != earlier["inventory"]:
         raise UsageError(f"run {earlier['id']} was made with the inventory {earlier['inventory']}")
     if not earlier["unfinished"]:
@@ -115,6 +118,7 @@ def converge(purpose: str, request: PlaybookRequest, say: Callable[[str], None])
         purpose: apply or drift.
         say: Gets a notice of hosts that the playbook does not reach.
     """
+    # All of it before the folder of the run exists: a refused request leaves none.
     hosts = list_hosts(request)
     inventory = read_inventory(request)
     require_known_variables(request, inventory)
@@ -157,6 +161,7 @@ def exit_code(result: RunResult) -> int:
         return 0
     if len(result.unfinished) < len(result.hosts):
         return PartialError.exit_code
+    # No host is done: whether one failed or none could be reached decides what to try next.
     reached = any(host.state == "failed" for host in result.hosts.values())
     return CheckFailedError.exit_code if reached else UnavailableError.exit_code
 

@@ -127,6 +127,7 @@ class Collector:
         if kind == "playbook_on_stats":
             self._finish(data)
             return None
+        # None for an event without a host, or of one outside the run.
         host = self.result.hosts.get(data.get("host", ""))
         ending = ENDINGS.get(kind, "skipped")
         if host is None or ending == "skipped":
@@ -162,6 +163,7 @@ class Collector:
     def _finish(self, stats: dict[str, Any]) -> None:
         """Set each host's state from the statistics: a rescued failure is none, a host in mid-run is not."""
         for host in self.result.hosts.values():
+            # Ansible's name for unreachable hosts
             if host.name in stats.get("dark", {}):
                 # `failed`: it answered, and could not take what Ansible sends.
                 host.state = "failed" if host.state == "failed" else "unreachable"

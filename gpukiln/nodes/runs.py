@@ -36,6 +36,7 @@ class NodeRun:
     """
 
     folder: Path
+    # The kernel releases it when the process ends, however it ends.
     lock: FileLock | None = field(default=None, compare=False)
 
     @property
@@ -159,6 +160,7 @@ def _stats(folder: Path) -> Iterator[os.stat_result]:
 
 def is_held(folder: Path) -> bool:
     """Whether a process works in the folder of a run."""
+    # Without this, asking would create the file, and change when the folder was last written.
     if not (folder / "lock").exists():
         return False
     try:
@@ -235,6 +237,7 @@ class RunStore:
             UsageError: There is no such run.
         """
         folders = sorted(self.folder.glob("*-apply-*"), reverse=True)
+        # A run that was killed has no result, and so no list of unfinished hosts.
         runs = [run for folder in folders if (run := NodeRun(folder)).file.exists()]
         for run in runs:
             if name in ("last", run.id):

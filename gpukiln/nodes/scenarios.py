@@ -162,6 +162,7 @@ def run_scenarios(scenarios: Sequence[Scenario], folder: Path, progress: Progres
 def _molecule(command: str, scenario: Scenario, each: Callable[[str], None]) -> int:
     environment = {
         **os.environ,
+        # Molecule starts `ansible-playbook` by its name, which is in the folder of this Python.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         # Plain lines, which STEP and TASK match.
         "MOLECULE_COMMAND_BORDERS": "false",

@@ -60,11 +60,13 @@ def examine(
             profile=profile,
             layers=layers,
             require=require,
+            # Options of a command are never None: -1 stands for it.
             expect_gpus=None if expect_gpus < 0 else expect_gpus,
             simulated=simulated,
             forks=forks,
             max_seconds=until - time.monotonic(),
             on_host=lambda host, state: progress.say(f"{host}: {state}"),
+            # The checks of several hosts would be mixed on the terminal.
             live=LiveReport(progress) if len(targets) == 1 and purpose == "verify" else None,
         )
         if not all(result.verdict and result.verdict.passed for result in verifications):

@@ -64,6 +64,7 @@ def load_settings(
             document["sharing"] = dump(sharing.parse(how))
     base = load(Settings, document, where=where)
     kinds = [queue.parse_flavor(text, base.provider) for text in flavors]
+    # An option replaces the entry of the same name in a file, and adds others.
     document["flavors"] = _by_name(document.get("flavors", ()), [dump(flavor) for flavor in kinds])
     known = load(Settings, document, where=where).flavors
     typed_teams = [_team(text, known) for text in teams]

@@ -52,6 +52,7 @@ def select_add_ons(only: Iterable[str], settings: Settings) -> tuple[str, ...]:
             raise unknown("add-on", name, ADD_ONS)
     if named:
         return tuple(name for name in ADD_ONS if name in named)
+    # These two are useless without their settings, which have no defaults.
     said = {"queue": bool(settings.teams), "runners": settings.runners is not None}
     return tuple(name for name in ADD_ONS if said.get(name, True))
 
@@ -63,14 +64,17 @@ def render_files(settings: Settings, names: Iterable[str]) -> dict[str, str]:
         UsageError: An add-on lacks a setting.
         IncompatibleError: The settings exclude each other.
     """
+    # The chart of the device plugin refuses it without allowDefaultNamespace.
     if settings.namespace == "default":
         raise UsageError(
             "--namespace default: the charts refuse this namespace", hint="--namespace gpu-system"
         )
+    # In the order of ADD_ONS, whatever the order of the names.
     parts = [(name, ADD_ONS[name]) for name in ADD_ONS if name in set(names)]
     files = {NAMESPACE: _namespace(settings)}
     for name, part in parts:
         for path, text in part.files(settings).items():
+            # Two add-ons would overwrite each other's file.
             if path in files:
                 raise UsageError(f"{name}: {path} is rendered twice")
             files[path] = text

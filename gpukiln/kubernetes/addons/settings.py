@@ -58,6 +58,7 @@ class Taint:
 
     key: str = GPU
     value: str = "true"
+    # Not PreferNoSchedule, which keeps no pod off a GPU node.
     effect: Literal["NoSchedule", "NoExecute"] = "NoSchedule"
 
     def toleration(self) -> dict[str, str]:
@@ -133,6 +134,7 @@ class Runners:
     url: str
     image: str
     secret: str = "runner-gpu-github"  # noqa: S105 - its name
+    # The chart refuses longer names.
     name: Annotated[Name, Field(max_length=45)] = "runner-gpu"
     labels: tuple[str, ...] = ()
     most: Annotated[int, Field(ge=1)] = 4
@@ -142,6 +144,7 @@ class Runners:
     memory: MemoryQuantity = "12Gi"
     shared_memory: MemoryQuantity = "2Gi"
     ccache: MemoryQuantity = "50Gi"
+    # Of EFS, which supports ReadWriteMany; file systems on EBS do not.
     storage_class: str = "efs"
 
 
@@ -176,6 +179,7 @@ class Settings:
     provider: Provider = "karpenter"
     namespace: Name = "gpu-system"
     monitoring_namespace: Name = "monitoring"
+    # kube-prometheus-stack selects rules and monitors by the label of its release.
     monitoring_labels: Mapping[str, str] = field(default_factory=lambda: {"release": "kube-prometheus-stack"})
     idle_percent: Annotated[int, Field(ge=1, le=100)] = 5
     idle_minutes: Annotated[int, Field(ge=1)] = 60

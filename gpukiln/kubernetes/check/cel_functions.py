@@ -46,6 +46,7 @@ def _split(text: str, separator: str, most: int = -1) -> list[str]:
         return []
     if not separator:
         return list(text)
+    # CEL's limit counts parts, Python's counts separators.
     return text.split(separator) if most < 0 else text.split(separator, most - 1)
 
 
@@ -71,6 +72,7 @@ def _is_address(text: str) -> bool:
 
 def _is_range(text: str) -> bool:
     try:
+        # Not ip_network, which refuses addresses within the range, such as 10.0.0.1/8.
         ipaddress.ip_interface(text)
     except ValueError:
         return False
@@ -106,6 +108,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "isCIDR": _is_range,
     "isURL": _is_url,
     "isQuantity": _is_quantity,
+    # A quantity remains a text, which the comparisons parse; `_amount` raises the error for others.
     "quantity": lambda text: str(text) if _is_quantity(text) else _amount(text),
     "isGreaterThan": lambda first, other: _compare(first, other) > 0,
     "isLessThan": lambda first, other: _compare(first, other) < 0,

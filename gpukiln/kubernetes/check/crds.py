@@ -307,7 +307,7 @@ def _cel_value(value: Any, schema: Mapping[str, Any]) -> Any:
         }
     if isinstance(value, list):
         return [_cel_value(item, mapping(schema.get("items"))) for item in value]
-    # JSON has 1 for 1.0, and CEL does not compare int with double.
+    # JSON has 1 for 1.0, and a field of the type number is a double in CEL.
     if schema.get("type") == "number" and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, str) and schema.get("format") == "date-time":

@@ -76,6 +76,7 @@ def budget(entry: Mapping[str, Any]) -> Mismatches:
 
 
 def node_pool(spec: Mapping[str, Any]) -> Mismatches:
+    # A pool with replicas is static: it always has that number of nodes.
     if spec.get("replicas") is None:
         return
     if spec.get("weight") is not None:
@@ -156,6 +157,7 @@ def _quotas(spec: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Ma
 def covered(group: Mapping[str, Any]) -> Mismatches:
     names = sequence(group.get("coveredResources"))
     for index, flavor in enumerate(sequence(group.get("flavors"))):
+        # The webhook compares both lists item by item.
         listed = [mapping(part).get("name") for part in sequence(mapping(flavor).get("resources"))]
         if listed != names and not any(map(is_placeholder, listed)):
             text = (

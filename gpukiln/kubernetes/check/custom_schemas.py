@@ -24,6 +24,7 @@ def _form(*required: str, **fields: Schema) -> Schema:
     return {"type": "object", "properties": fields, "required": [*required], "additionalProperties": False}
 
 
+# For kinds with long CRDs, of which only the fields that rules read are listed: others are accepted.
 def _open(*required: str, **fields: Schema) -> Schema:
     return {"type": "object", "properties": fields, "required": [*required]}
 
@@ -78,6 +79,7 @@ _NODE_POOL = _form(
                 nodes=_of("budget"),
                 reasons=_list({"enum": ["Underutilized", "Empty", "Drifted"]}),
                 schedule=_like(
+                    # The pattern of the CRD as it is, which accepts more than cron does
                     r"^@(annually|yearly|monthly|weekly|daily|midnight|hourly)|.+\s.+\s.+\s.+\s.+$"
                 ),
                 duration=_of("budget-duration"),
@@ -158,6 +160,7 @@ _NODE_CLASS = _form(
     role=TEXT,
     instanceStorePolicy={"enum": ["RAID0"]},
     ipPrefixCount=NUMBER,
+    # Its fields are not checked.
     kubelet={"type": "object"},
     metadataOptions=_form(
         httpEndpoint={"enum": ["enabled", "disabled"]},
@@ -209,6 +212,7 @@ _STOP = {"enum": ["None", "Hold", "HoldAndDrain"]}
 _CLUSTER_QUEUE: dict[str, Schema] = dict(  # noqa: C408 - as the forms above
     resourceGroups=_GROUPS,
     queueingStrategy={"enum": ["StrictFIFO", "BestEffortFIFO"]},
+    # null selects no namespace, an empty selector all of them.
     namespaceSelector={"type": ["object", "null"]},
     flavorFungibility={"type": "object"},
     preemption=_form(
@@ -247,6 +251,7 @@ _REPLICAS: Schema = {
         "template",
         replicas=NUMBER,
         template=POD,
+        # ExitCode restarts only after exit codes from 128 on, which are those of signals.
         restartPolicy={"enum": ["Always", "OnFailure", "Never", "ExitCode"]},
     ),
 }
@@ -260,6 +265,7 @@ _QUEUES = ("kueue.x-k8s.io/v1beta1", "kueue.x-k8s.io/v1beta2")
 # (apiVersion, kind) -> its form
 SCHEMAS: dict[tuple[str, str], Schema] = {
     ("karpenter.sh/v1", "NodePool"): _object(_NODE_POOL),
+    # CRDs that do not require spec have an empty list.
     ("karpenter.k8s.aws/v1", "EC2NodeClass"): _object(_NODE_CLASS) | {"required": []},
     **{(api, "ResourceFlavor"): _object(_FLAVOR) | {"required": []} for api in _QUEUES},
     **{(api, "ClusterQueue"): _object(_CLUSTER_QUEUES[api]) | {"required": []} for api in _QUEUES},

@@ -112,6 +112,7 @@ def apply_rules(
     chosen, skipped = select_rules(only, skip)
     findings: list[Finding] = []
     gaps = list(reading.unchecked)
+    # By id() of the pod: why no machine is listed for it
     nowhere: dict[int, str] = {}
     left: dict[tuple[str, str], int] = dict.fromkeys(skipped.items(), 0)
     of_subject = {
@@ -192,6 +193,7 @@ def _subjects(reading: Reading) -> Iterable[Subject]:
 def _skip_reason(subject: Subject, rule: ManifestRule) -> str | None:
     """The reason in the skip annotation of an object; None if it has none for the rule."""
     resource = _resource(subject)
+    # On the object or on its pod template, which is all that some charts let users annotate.
     metadata = [resource.metadata] if resource else []
     if isinstance(subject, Workload):
         metadata.append(subject.pod_metadata)

@@ -23,19 +23,26 @@ LABEL_VALUE = re.compile(rf"(?:{_NAME_PART})?")
 LABEL_KEY = re.compile(rf"(?:(?=[^/]{{1,253}}/){_SUBDOMAIN}/)?{_NAME_PART}")
 # A key becomes a file name in a volume, so . and .. are not allowed.
 CONFIG_KEY = re.compile(r"(?!\.\Z|\.\.)[-._a-zA-Z0-9]{1,253}")
+# IsValidPathSegmentName (apimachinery, pkg/api/validation/path)
 SEGMENT = re.compile(r"(?!\.\.?\Z)[^/%]*")
+# Names of services in RFC 6335, section 5.1
 _PORT_NAME = re.compile(r"(?=.{1,15}\Z)(?=.*[a-z])(?!.*--)[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
+# IsDomainPrefixedPath (apimachinery, pkg/util/validation)
 _DOMAIN_PATH = re.compile(rf"(?=[^/]{{1,253}}/){_SUBDOMAIN}/[A-Za-z0-9/\-._~%!$&'()*+,;=:]+")
 _HOST = re.compile(rf"(?=.{{1,253}}\Z)(?:\*\.)?{_SUBDOMAIN}")
+# sysctl(8) accepts both separators, dots and slashes.
 _SYSCTL = re.compile(
     r"(?=.{1,253}\Z)(?:[a-z0-9](?:[-_a-z0-9]*[a-z0-9])?[./])*[a-z0-9](?:[-_a-z0-9]*[a-z0-9])?"
 )
+# spec.host is an old name of spec.nodeName, which the API server still converts.
 _FIELD_PATH = re.compile(
     r"metadata\.(?:name|namespace|uid|labels|annotations|(?:labels|annotations)\['[^']+'\])"
     r"|spec\.(?:nodeName|serviceAccountName|host)|status\.(?:hostIPs?|podIPs?)"
 )
 _RESOURCE_FIELD = re.compile(r"(?:limits|requests)\.(?:cpu|memory|ephemeral-storage|hugepages-[\w.]+)")
+# RFC 3339
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(?:\.\d+)?(?:[Zz]|[+-]\d\d:\d\d)")
+# Resources of Kubernetes itself, and of quotas; all others have a domain.
 _BARE_RESOURCES = re.compile(
     r"cpu|memory|ephemeral-storage|storage|pods|services|configmaps|secrets|resourcequotas"
     r"|replicationcontrollers|persistentvolumeclaims|services\.(?:nodeports|loadbalancers)"
@@ -65,6 +72,7 @@ class ValueFormat:
     holds: Callable[[Any], bool]
 
 
+# A value of another type passes every format: the schema reports the type.
 def _text(pattern: re.Pattern[str]) -> Callable[[Any], bool]:
     return lambda value: not isinstance(value, str) or pattern.fullmatch(value) is not None
 
@@ -108,6 +116,7 @@ def _share(most: int) -> Callable[[Any], bool]:
     def holds(value: Any) -> bool:
         if isinstance(value, str):
             return re.fullmatch(r"\d{1,9}%", value) is not None and int(value[:-1]) <= most
+        # The fields are int32 (intstr.IntOrString).
         return not isinstance(value, int) or 0 <= value < 2**31
 
     return holds
@@ -133,6 +142,7 @@ def _base64(value: Any) -> bool:
     if not isinstance(value, str):
         return True
     try:
+        # Go's encoding/base64 ignores line breaks, and Python's does not.
         base64.b64decode(re.sub(r"[\r\n]", "", value), validate=True)
     except (binascii.Error, ValueError):
         return False
@@ -216,6 +226,7 @@ FORMATS: dict[str, ValueFormat] = {
         "a host name in small letters, or *. before one, and no IP address",
         lambda value: _text(_HOST)(value) and not _address(value),
     ),
+    # A DNS name that ends with a dot is absolute.
     "external-name": ValueFormat(
         "a host name in small letters",
         lambda value: not isinstance(value, str) or SUBDOMAIN.fullmatch(value.removesuffix(".")) is not None,
@@ -259,6 +270,7 @@ FORMATS: dict[str, ValueFormat] = {
     "indexes": ValueFormat("rising indexes and ranges: 0,2-4", _indexes),
     "header": ValueFormat("letters, digits and hyphens", _text(re.compile(r"[-A-Za-z0-9]+"))),
     "filled": ValueFormat("a key that is not empty", bool),
+    # Printable ASCII (KEP-4369); before, only names that a shell can read were accepted.
     "env-name": ValueFormat("a name without =", _text(re.compile(r"[ -<>-~]+"))),
     "sysctl": ValueFormat("a sysctl's name: net.core.somaxconn", _text(_SYSCTL)),
     "field-path": ValueFormat(
@@ -281,6 +293,7 @@ FORMATS: dict[str, ValueFormat] = {
     ),
     "json-path": ValueFormat("a path that begins with a dot: .spec.replicas", _text(re.compile(r"\..+"))),
     "identifier": ValueFormat("letters, digits and _", _text(re.compile(r"[A-Za-z_][A-Za-z0-9_]*"))),
+    # DeviceMaxDomainLength and DeviceMaxIDLength of resource.k8s.io
     "attribute": ValueFormat(
         "a domain and a name: example.com/model",
         _text(re.compile(rf"(?=[^/]{{1,63}}/)(?i:{_SUBDOMAIN})/[A-Za-z_][A-Za-z0-9_]{{0,31}}")),

@@ -165,9 +165,8 @@ def with_server_rules(name: str, definition: Schema) -> Schema:
         fields[field] = {"type": ["object", "null"]}
     for key, field_row in row.items():
         field = key.rstrip("![]")
-        if (
-            key.startswith("@") or field not in fields or not field_row
-        ):  # this version does not have the field
+        # A version of Kubernetes may not have the field.
+        if key.startswith("@") or field not in fields or not field_row:
             continue
         if key.endswith("[]"):
             fields[field] = {

@@ -88,6 +88,7 @@ def live_pools(reading: Reading, cluster: Cluster) -> tuple[Pool, ...]:
     except (UnavailableError, BusyError) as error:
         reading.unchecked.append(UncheckedItem(f"context {cluster.context}", 1, f"Node: {error.message}"))
         return ()
+    # A live node shows what runs now; a pool, what the autoscaler may still start.
     pools = pools_in(resource.object for resource in reading.resources if resource.role == "object")
     return (*((nodes,) if nodes.nodes else ()), *pools)
 
@@ -121,6 +122,7 @@ def dry_run_objects(reading: Reading, cluster: Cluster) -> None:
         and resource.kind
         and (resource.api, resource.kind) not in NO_OBJECTS
     ]
+    # A dry run stores nothing: an object in a namespace of the same files finds no namespace.
     namespaces = {resource.name for resource in objects if resource.kind == "Namespace"}
     defined = {
         (at(resource.object, ("spec", "group")), at(resource.object, ("spec", "names", "kind")))

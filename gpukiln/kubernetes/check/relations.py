@@ -37,6 +37,7 @@ def node_term(term: Mapping[str, Any]) -> Mismatches:
             if isinstance(value, str) and not FORMATS["value"].holds(value) and not is_placeholder(value):
                 path = ("matchExpressions", index, "values", number)
                 yield path, f"found {short(value)}, wanted {FORMATS['value'].wanted}"
+    # metadata.name is the only field that it accepts (ValidateNodeFieldSelectorRequirement).
     for index, requirement in enumerate(sequence(term.get("matchFields"))):
         if (
             len(sequence(mapping(requirement).get("values"))) != 1
@@ -46,6 +47,7 @@ def node_term(term: Mapping[str, Any]) -> Mismatches:
 
 
 def profile(security: Mapping[str, Any]) -> Mismatches:
+    # A file below the kubelet's folder of seccomp profiles, or the name of a loaded AppArmor profile
     local = security.get("localhostProfile")
     if security.get("type") == "Localhost" and local is None:
         yield (), "type Localhost without localhostProfile"
@@ -65,6 +67,7 @@ def env(variable: Mapping[str, Any]) -> Mismatches:
 
 def mount(volume_mount: Mapping[str, Any]) -> Mismatches:
     if (
+        # It extends a read-only mount to the mounts below it (KEP-3857).
         volume_mount.get("recursiveReadOnly") in ("Enabled", "IfPossible")
         and volume_mount.get("readOnly") is not True
     ):
@@ -78,6 +81,7 @@ def spread(constraint: Mapping[str, Any]) -> Mismatches:
     # minDomains makes the scheduler refuse a pod, which ScheduleAnyway never does.
     if constraint.get("whenUnsatisfiable") == "ScheduleAnyway" and constraint.get("minDomains") is not None:
         yield ("minDomains",), "minDomains with whenUnsatisfiable ScheduleAnyway; wanted DoNotSchedule"
+    # The pod's own values of these keys are added to the selector (KEP-3243).
     selector, keys_ = constraint.get("labelSelector"), sequence(constraint.get("matchLabelKeys"))
     if keys_ and selector is None:
         yield ("matchLabelKeys",), "matchLabelKeys without labelSelector"
@@ -100,14 +104,14 @@ def probes(container: Mapping[str, Any]) -> Mismatches:
             ("readinessProbe", "terminationGracePeriodSeconds"),
             "terminationGracePeriodSeconds of a readinessProbe; wanted in livenessProbe or startupProbe",
         )
+    # The rules are exceptions from the container's own policy (KEP-5307).
     if container.get("restartPolicyRules") and not container.get("restartPolicy"):
         yield ("restartPolicyRules",), "restartPolicyRules without restartPolicy"
 
 
 def privileges(container: Mapping[str, Any]) -> Mismatches:
     context = mapping(container.get("securityContext"))
-    # false sets no_new_privs (kernel: Documentation/userspace-api/no_new_privs.rst), which contradicts both
-    # below.
+    # It is always true for both of these (kubernetes.io/docs/tasks/configure-pod-container/security-context).
     if context.get("allowPrivilegeEscalation") is False:
         if context.get("privileged") is True:
             yield ("securityContext",), "allowPrivilegeEscalation false with privileged true"
@@ -168,6 +172,7 @@ def host_ports(pod: Mapping[str, Any]) -> Mismatches:
             outer = mapped_port.get("hostPort") or (
                 mapped_port.get("containerPort") if pod.get("hostNetwork") is True else None
             )
+            # Ports of different protocols or addresses do not conflict.
             key = (
                 str(mapped_port.get("protocol") or "TCP"),
                 str(mapped_port.get("hostIP") or ""),
@@ -260,6 +265,7 @@ def projected(source_list: Mapping[str, Any]) -> Mismatches:
 
 def resource_field(selector: Mapping[str, Any]) -> Mismatches:
     divisor, resource = selector.get("divisor"), str(selector.get("resource", ""))
+    # All of these mean 1.
     if divisor is None or divisor in ("", "0"):
         return
     # CPU has millicores; bytes have no smaller part.
@@ -272,6 +278,7 @@ def resource_field(selector: Mapping[str, Any]) -> Mismatches:
 
 def _selector_filled(spec: Mapping[str, Any]) -> Mismatches:
     selector = spec.get("selector")
+    # An empty selector would select every pod of the namespace.
     if isinstance(selector, Mapping) and not any(
         selector.get(key) for key in ("matchLabels", "matchExpressions")
     ):
@@ -281,6 +288,7 @@ def _selector_filled(spec: Mapping[str, Any]) -> Mismatches:
 def kept_pods(spec: Mapping[str, Any]) -> Mismatches:
     """Checks of controllers that keep their pods running."""
     yield from _selector_filled(spec)
+    # The controller would replace each pod that ends at its deadline.
     if mapping(mapping(spec.get("template")).get("spec")).get("activeDeadlineSeconds") is not None:
         yield (
             ("template", "spec", "activeDeadlineSeconds"),
@@ -300,6 +308,7 @@ def deployment(spec: Mapping[str, Any]) -> Mismatches:
             ("strategy", "rollingUpdate"),
             "maxSurge and maxUnavailable are both 0; no pod could be replaced",
         )
+    # Defaults of apps/v1 (pkg/apis/apps/v1/defaults.go)
     ready, deadline = spec.get("minReadySeconds", 0), spec.get("progressDeadlineSeconds", 600)
     if isinstance(ready, int) and isinstance(deadline, int) and deadline <= ready:
         yield (
@@ -337,8 +346,10 @@ def indexes(spec: Mapping[str, Any]) -> Mismatches:
     # validateJobSpec; there are only as many indexes as completions.
     if isinstance(failed, int) and isinstance(completions, int) and failed > completions:
         yield ("maxFailedIndexes",), f"maxFailedIndexes {failed} above completions {completions}"
+    # maxParallelismForIndexedJob
     if spec.get("completionMode") == "Indexed" and isinstance(parallel, int) and parallel > 100_000:
         yield ("parallelism",), f"parallelism {parallel} of an Indexed Job; at most 100000"
+    # The policy names indexes, which only an Indexed Job has (KEP-3998).
     if spec.get("successPolicy") and spec.get("completionMode") != "Indexed":
         yield ("successPolicy",), "successPolicy without completionMode Indexed"
 
@@ -351,6 +362,7 @@ def job_selector(spec: Mapping[str, Any]) -> Mismatches:
     if spec.get("selector"):
         # A label with the UID of the Job, which is unique.
         yield ("selector",), "selector without manualSelector: the Job controller makes it"
+    # Both forms of the labels are set; the one with a domain exists since 1.27.
     for label in mapping(mapping(mapping(spec.get("template")).get("metadata")).get("labels")):
         if label.removeprefix("batch.kubernetes.io/") in ("job-name", "controller-uid"):
             yield ("template", "metadata", "labels", label), f"label {label}: the Job controller sets it"
@@ -361,6 +373,7 @@ def failure_policy(spec: Mapping[str, Any]) -> Mismatches:
     # The exit code must be known before a replacement is created (KEP-3939).
     if policy and spec.get("podReplacementPolicy") == "TerminatingOrFailed":
         yield ("podReplacementPolicy",), "TerminatingOrFailed with podFailurePolicy; wanted Failed"
+    # FailIndex ends the retries of one index, which are counted only with this field (KEP-3850).
     if spec.get("backoffLimitPerIndex") is None:
         for index, policy_entry in enumerate(sequence(mapping(policy).get("rules"))):
             if mapping(policy_entry).get("action") == "FailIndex":
@@ -397,6 +410,7 @@ def _numbers(text: str) -> list[tuple[int, int]]:
 
 def exit_codes(requirement: Mapping[str, Any]) -> Mismatches:
     values = [value for value in sequence(requirement.get("values")) if isinstance(value, int)]
+    # validatePodFailurePolicyRuleOnExitCodes requires ascending values.
     if values != sorted(set(values)):
         yield ("values",), f"values {values}; wanted rising and each once"
 
@@ -404,6 +418,7 @@ def exit_codes(requirement: Mapping[str, Any]) -> Mismatches:
 def job_template(template: Mapping[str, Any]) -> Mismatches:
     spec = mapping(template.get("spec"))
     if spec.get("manualSelector") is True:
+        # With the same selector each Job would take the pods of the earlier ones.
         yield ("spec", "manualSelector"), "manualSelector in a CronJob's jobTemplate"
 
 
@@ -424,6 +439,7 @@ def service(spec: Mapping[str, Any]) -> Mismatches:
     # These types need an address to forward to.
     if headless and kind in ("NodePort", "LoadBalancer"):
         yield ("clusterIP",), f"clusterIP None with type {kind}; wanted ClusterIP"
+    # clusterIP is the first of clusterIPs (k8s.io/api/core/v1, ServiceSpec).
     if spec.get("clusterIPs") and not spec.get("clusterIP"):
         yield ("clusterIPs",), "clusterIPs without clusterIP"
 
@@ -471,6 +487,7 @@ def claim(spec: Mapping[str, Any]) -> Mismatches:
         yield ("accessModes",), "ReadWriteOncePod with other access modes"
 
 
+# Also of drivers that were removed: the API still has their fields.
 VOLUMES = (
     *(
         "awsElasticBlockStore",
@@ -510,6 +527,7 @@ def scaler(spec: Mapping[str, Any]) -> Mismatches:
 
 
 def scale_target(reference: Mapping[str, Any]) -> Mismatches:
+    # In the core group, whose apiVersion has no slash, only a ReplicationController can be scaled.
     if reference.get("kind") != "ReplicationController" and "/" not in str(reference.get("apiVersion", "")):
         yield (
             (),
@@ -598,6 +616,7 @@ def role(role: Mapping[str, Any]) -> Mismatches:
 
 def subject(entry: Mapping[str, Any]) -> Mismatches:
     kind, group, name = entry.get("kind"), entry.get("apiGroup"), entry.get("name")
+    # Service accounts are objects of the core group, which has no name.
     if kind == "ServiceAccount" and group:
         yield ("apiGroup",), f"apiGroup {group} of a ServiceAccount; wanted none"
     if (
@@ -638,6 +657,7 @@ def policy_port(entry: Mapping[str, Any]) -> Mismatches:
     port, end = entry.get("port"), entry.get("endPort")
     if end is None:
         return
+    # A named port may have another number in each pod.
     if not isinstance(port, int):
         yield (
             ("endPort",),
@@ -691,6 +711,7 @@ def webhook_client(config: Mapping[str, Any]) -> Mismatches:
 
 
 def claim_request(request: Mapping[str, Any]) -> Mismatches:
+    # All takes every matching device, so there is nothing to count.
     if request.get("allocationMode") == "All" and request.get("count"):
         yield ("count",), "count with allocationMode All"
 
@@ -700,6 +721,7 @@ def device_claim(device_spec: Mapping[str, Any]) -> Mismatches:
     for key in ("constraints", "config"):
         for index, part in enumerate(sequence(device_spec.get(key))):
             for number, name in enumerate(sequence(mapping(part).get("requests"))):
+                # REQUEST/SUBREQUEST names one of its alternatives (KEP-4816).
                 if isinstance(name, str) and name.partition("/")[0] not in names:
                     yield (key, index, "requests", number), f"{name}, and there is no such request"
 
@@ -722,6 +744,7 @@ def definition(manifest: Mapping[str, Any]) -> Mismatches:
             yield path, f"type {short(schema.get('type'))} of the schema's root; wanted object"
         for below in _without_type(schema):
             yield (*path, *below), "a field without a type"
+    # A field of apiextensions.k8s.io/v1beta1; v1 accepts only false.
     if spec.get("preserveUnknownFields") is True:
         text = "preserveUnknownFields; wanted x-kubernetes-preserve-unknown-fields in the schema"
         yield ("spec", "preserveUnknownFields"), text
@@ -778,6 +801,7 @@ def quota(spec: Mapping[str, Any]) -> Mismatches:
         for name in mapping(spec.get("hard")):
             if name not in ("pods", "count/pods"):
                 yield ("hard", name), f"{name} with the scope BestEffort; wanted pods"
+    # BestEffort: pods without requests and limits; Terminating: pods with activeDeadlineSeconds
     if {"BestEffort", "NotBestEffort"} <= set(map(str, scopes)) or {"Terminating", "NotTerminating"} <= set(
         map(str, scopes)
     ):
@@ -795,6 +819,7 @@ def scope(selector: Mapping[str, Any]) -> Mismatches:
 
 
 def endpoint_slice(manifest: Mapping[str, Any]) -> Mismatches:
+    # The addresses of the type FQDN are host names.
     if manifest.get("addressType") in ("IPv4", "IPv6"):
         for index, endpoint in enumerate(sequence(manifest.get("endpoints"))):
             for number, address in enumerate(sequence(mapping(endpoint).get("addresses"))):
@@ -853,6 +878,7 @@ def secret(manifest: Mapping[str, Any]) -> Mismatches:
     for key in _SECRET_KEYS.get(kind, ()):
         if key not in data and key not in texts:
             yield (), f"type {kind} without the key {key}"
+    # One of both is enough (k8s.io/api/core/v1, SecretTypeBasicAuth).
     if kind == "kubernetes.io/basic-auth" and not {"username", "password"} & {**data, **texts}.keys():
         yield (), f"type {kind} without the keys username and password"
     if kind == "kubernetes.io/service-account-token" and not mapping(

@@ -36,6 +36,7 @@ class Context:
     driver: str = ""
     resources: tuple[Resource, ...] = ()
     definitions: Mapping[tuple[str, str], Definition] = field(default_factory=dict)
+    # By id(): a resource holds mappings, and can't be hashed.
     _custom: dict[int, tuple[list[Violation], list[str]]] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -80,6 +81,7 @@ class Context:
         """The candidates in words."""
         if self.types:
             return ", ".join(self.types)
+        # The default pool is a list of types, whose name would say nothing.
         if self.candidates[0].anything:
             return f"all {len(self.candidates[0].types)} GPU types of EC2"
         names = ", ".join(pool.name for pool in self.candidates)

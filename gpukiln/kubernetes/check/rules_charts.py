@@ -37,6 +37,7 @@ CHART_KEY_PLACES = {
     "scaleDownDelaySecondsAfterScaleOut": "no key: it belongs to the legacy HorizontalRunnerAutoscaler",
 }
 OLDEST_PLUGIN = (0, 17)  # the first with CDI on UBI 9; 0.14 is from 2023, and its manifest had another path
+# At most 9 digits: Python's int() refuses a text of more than 4,300.
 PLUGIN_IMAGE = re.compile(r"k8s-device-plugin:v?(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?")
 # Versions in URLs of raw.githubusercontent.com and github.com.
 PLUGIN_URL = re.compile(r"NVIDIA/k8s-device-plugin/(?:v|refs/tags/v|raw/v)?(\d{1,9})\.(\d{1,9})")
@@ -74,6 +75,7 @@ def values_unknown_key(resource: Resource, _: Context) -> Iterator[Violation]:
 def runner_container(resource: Resource, _: Context) -> Iterator[Violation]:
     containers = sequence(at(resource.object, ("template", "spec", "containers")))
     names = [str(mapping(container).get("name")) for container in containers]
+    # Without containers here those of the chart's own values apply.
     if resource.chart == RUNNERS and names and "runner" not in names:
         yield Violation(f"containers {', '.join(names)}", ("template", "spec", "containers"))
 
@@ -190,7 +192,7 @@ def runs_on(resource: Resource, context: Context) -> Iterator[Violation]:
     ]
     for name, job in mapping(resource.object.get("jobs")).items():
         labels = [str(label) for label in sequence(mapping(job).get("runs-on"))]
-        # A list without self-hosted names runners of GitHub.
+        # Without self-hosted the labels may be those of GitHub's own runners.
         if "self-hosted" in labels and not any({*labels} <= labels_of_set for labels_of_set in sets):
             yield Violation(f"runs-on: [{', '.join(labels)}]", ("jobs", name, "runs-on"))
 
@@ -250,6 +252,7 @@ def _plugin_configs(resource: Resource) -> Iterator[tuple[tuple[str, ...], dict[
     if resource.chart != "nvidia-device-plugin" and resource.kind != "ConfigMap":
         return
     for key, text in mapping(at(resource.object, where)).items():
+        # Other ConfigMaps hold any text, so only those that may be meant are parsed.
         if not isinstance(text, str) or "sharing" not in text:
             continue
         for document in yaml_tree.documents(text):
@@ -302,6 +305,7 @@ def _config_names(resource: Resource, context: Context) -> set[str]:
     config = mapping(resource.object.get("config"))
     if named := mapping(config.get("map")):
         return {*named}
+    # Each key of that ConfigMap is one configuration (NVIDIA/k8s-device-plugin:README.md).
     for config_map in context.of_kind("ConfigMap"):
         if config.get("name") and config_map.name == config["name"]:
             return {*mapping(config_map.object.get("data"))}
@@ -324,6 +328,7 @@ def plugin_config(resource: Resource, context: Context) -> Iterator[Violation]:
             f"config.default {default}; there are {', '.join(sorted(names))}", ("config", "default")
         )
     where = ("spec", "template", "metadata", "labels", PLUGIN_CONFIG)
+    # The plugin on a node uses the configuration that this label of the node names.
     label = str(at(resource.object, where) or "") if resource.kind == "NodePool" else ""
     known = (
         {name for resource in context.resources for name in _config_names(resource, context)}

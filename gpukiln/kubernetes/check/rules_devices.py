@@ -10,6 +10,7 @@ from gpukiln.kubernetes.check.workload import PodContainer, Violation, Workload,
 from gpukiln.kubernetes.quantity import quantity
 from gpukiln.units import is_whole
 
+# Values that hide all GPUs: none and void are the container toolkit's, NoDevFiles is Slurm's.
 NO_DEVICES = ("", "none", "void", "-1", "NoDevFiles")
 # Images that manage GPUs and must see all of them. NVIDIA reserves its variable for these
 # (NVIDIA/cloud-native-docs:gpu-operator/cdi.rst).
@@ -44,6 +45,7 @@ def cuda_visible_devices(workload: Workload, _: Context) -> Iterator[Violation]:
             if (
                 name == "CUDA_VISIBLE_DEVICES"
                 and value not in NO_DEVICES
+                # In a fragment the limits may be in a part that was left out.
                 and (container.gpu_keys or not workload.whole)
             ):
                 yield Violation(f"{name}={value}", workload.at(*container.where, "env", index))
@@ -146,6 +148,7 @@ def gpu_privileged(workload: Workload, _: Context) -> Iterator[Violation]:
     fix="request nvidia.com/gpu in limits; the container toolkit adds device files and libraries",
 )
 def gpu_host_path(workload: Workload, _: Context) -> Iterator[Violation]:
+    # Agents manage the GPUs of the node, and need its files.
     if all(is_node_agent(workload, container) for container in workload.containers) and workload.containers:
         return
     for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
@@ -170,6 +173,7 @@ def runtime_class_without_gpu(workload: Workload, _: Context) -> Iterator[Violat
     agents = workload.containers and all(
         is_node_agent(workload, container) for container in workload.containers
     )
+    # A claim may be for a GPU, by NVIDIA's DRA driver.
     asks = workload.wants_gpus or workload.pod.get("resourceClaims")
     if isinstance(name, str) and name.startswith("nvidia") and not asks and not agents:
         yield Violation(f"runtimeClassName {name}, and no GPU is requested", workload.at("runtimeClassName"))

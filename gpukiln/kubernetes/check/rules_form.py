@@ -114,6 +114,7 @@ def form(resource: Resource, context: Context) -> Iterator[Violation]:
     if custom is not None:
         yield from custom[0]
         return
+    # Several versions mostly report the same mistake: each path is reported once.
     reported: set[tuple[object, ...]] = set()
     for minor in context.minors:
         for violation in schema.violations(resource, minor):
@@ -132,6 +133,7 @@ def form(resource: Resource, context: Context) -> Iterator[Violation]:
     fix="use the current apiVersion, and adapt the fields",
 )
 def api_removed(resource: Resource, context: Context) -> Iterator[Violation]:
+    # Minor version 0 is that of other projects, whose APIs do not depend on the version of Kubernetes.
     removed = REMOVED.get((resource.api, resource.kind))
     if removed and removed[0] <= context.minor:
         since = f" since 1.{removed[0]}" if removed[0] else ""

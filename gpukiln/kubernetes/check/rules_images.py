@@ -22,10 +22,8 @@ RETIRED = {
     "gcr.io/google_containers/": "gcr.io/google_containers is frozen; registry.k8s.io replaces it",
     "summerwind/actions-runner": "the legacy controller's runner; now ghcr.io/actions/actions-runner",
 }
-LAST_GONE = (
-    12,
-    1,
-)  # newest CUDA minor version past its end of life; NVIDIA deletes its images half a year later
+# Newest CUDA minor version past its end of life; NVIDIA deletes its images half a year later.
+LAST_GONE = (12, 1)
 
 
 def images(workload: Workload) -> Iterator[tuple[str, Path]]:
@@ -47,6 +45,7 @@ def images(workload: Workload) -> Iterator[tuple[str, Path]]:
 def image_latest(workload: Workload, _: Context) -> Iterator[Violation]:
     for image, path in images(workload):
         name, at, _digest = image.partition("@")
+        # A colon before the last slash belongs to the port of the registry.
         _name, colon, tag = name.rpartition("/")[2].partition(":")
         if not at and (tag == "latest" or not colon) and "$" not in image and "{" not in image:
             yield Violation(f"{image}: {'tag latest' if tag else 'no tag, which means latest'}", path)
@@ -81,6 +80,7 @@ def image_missing(workload: Workload, _: Context) -> Iterator[Violation]:
 )
 def image_never_was(workload: Workload, _: Context) -> Iterator[Violation]:
     for image, path in images(workload):
+        # Without a tag it means `latest`, which nvidia/cuda does not have.
         bare = image in ("nvidia/cuda", "docker.io/nvidia/cuda", "nvcr.io/nvidia/cuda")
         match = CUDA.fullmatch(image.partition("@")[0])
         if (

@@ -78,7 +78,7 @@ def _pods(workload: Workload) -> int:
     """Pods that Kueue admits together, if known; at least one."""
     job = workload.job if workload.kind == "Job" else None
     annotations = mapping(workload.resource.metadata.get("annotations"))
-    # Only a Job is admitted as a whole; with the annotation Kueue reduces its parallelism.
+    # The pods of other kinds are not counted here; with the annotation Kueue may admit fewer pods of a Job.
     if job is None or LEAST_PARALLELISM in annotations:
         return 1
     numbers = [job.get(key, 1 if key == "parallelism" else None) for key in ("parallelism", "completions")]

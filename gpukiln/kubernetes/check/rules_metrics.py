@@ -59,6 +59,7 @@ def metric_hostname(query: Query, _: Context) -> Iterator[Violation]:
     fix="changes(DCGM_FI_DEV_XID_ERRORS[10m]) > 0",
 )
 def metric_last_xid(query: Query, _: Context) -> Iterator[Violation]:
+    # Without a function over a range the comparison is with the last Xid, which never goes away.
     compared = re.search(r"DCGM_FI_DEV_XID_ERRORS\s*(?:\{[^}]*\})?\s*(?:>|!=|==|>=)\s*\d", query.text)
     if compared and not re.search(r"\b(?:changes|delta|increase|resets)\s*\(", query.text):
         yield Violation(compared[0])

@@ -93,6 +93,7 @@ def fits_no_machine(workload: Workload, context: Context) -> Iterator[Violation]
     if said := _nearest_misfit(workload, context, "resources"):
         lacks_mig = re.search(r"Insufficient nvidia\.com/mig-(\S+):", said)
         profile = lacks_mig[1] if lacks_mig else ""
+        # A mistyped profile is one that no machine has, and more helpful to name than the nearest machine.
         if profile and profile not in _profiles():
             said = f"no GPU has a MIG profile {profile}"
         yield Violation(f"of {context.where}, {said}", _resources(workload), fix=_mig_fix(profile))
@@ -134,6 +135,7 @@ def cuda_newer_than_driver(workload: Workload, context: Context) -> Iterator[Vio
     drivers = sorted({pool.driver for pool in context.candidates if pool.driver})
     for container in workload.main_containers:
         cuda_version = cuda_of_image(container.image)
+        # Without a GPU the container uses no driver.
         for driver in drivers if cuda_version and container.gpu_keys else ():
             try:
                 support = cuda.support(cuda_version, driver, [])

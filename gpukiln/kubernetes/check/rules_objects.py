@@ -62,12 +62,12 @@ def _only_gpus(resource: Resource) -> bool:
     fix="limits of at least the smallest machine, or only for GPUs: limits: {nvidia.com/gpu: 8}",
 )
 def nodepool_limit_below_machine(resource: Resource, _: Context) -> Iterator[Violation]:
+    # A pool that may start other machines as well is not blocked by a GPU machine's size.
     if not resource.is_node_pool or not _only_gpus(resource):
         return
     for pool in pools_in([resource.object]):
-        limits = {
-            key: value for key, value in pool.limits.items() if value > 0
-        }  # a limit of 0 switches a pool off on purpose
+        # A limit of 0 switches a pool off on purpose.
+        limits = {key: value for key, value in pool.limits.items() if value > 0}
         types = (*pool.types, *other_types(resource.object))
         beyond = {name: pool.beyond_limits(name) for name in types}
         if len(limits) == len(pool.limits) and limits and all(beyond.values()):
@@ -95,6 +95,7 @@ def nodepool_label_refused(resource: Resource, _: Context) -> Iterator[Violation
         keys.append(((*REQUIREMENTS, index), str(mapping(requirement).get("key"))))
     for path, key in keys:
         domain = key.partition("/")[0] if "/" in key else ""
+        # The capacity type is the one label of this domain that users choose.
         own = domain.endswith("karpenter.sh") and key != "karpenter.sh/capacity-type"
         if own or key == "kubernetes.io/hostname":
             yield Violation(f"label {key}", path)
@@ -197,6 +198,7 @@ def node_name(workload: Workload, _: Context) -> Iterator[Violation]:
 def quota_counts_nothing(resource: Resource, _: Context) -> Iterator[Violation]:
     hard: Path = ("spec", "hard")
     for key in mapping(at(resource.object, hard)) if resource.kind == "ResourceQuota" else ():
+        # limits.RESOURCE does not exist for extended resources: limit and request are equal.
         before, _dot, counted = str(key).partition(".")
         if is_gpu(str(key)) or (is_gpu(counted) and before != "requests"):
             yield Violation(f"{key}; wanted requests.{key if is_gpu(str(key)) else counted}", (*hard, key))
@@ -226,6 +228,7 @@ def _ray_groups(resource: Resource) -> Iterator[tuple[Path, Mapping[str, Any]]]:
 def ray_num_gpus(resource: Resource, _: Context) -> Iterator[Violation]:
     for where, group in _ray_groups(resource):
         declared = at(group, ("rayStartParams", "num-gpus"))
+        # KubeRay runs Ray in the first container; the others are sidecars.
         limits = mapping(at(group, ("template", "spec", "containers", 0, "resources", "limits")))
         counted = quantity(declared)
         has = sum((quantity(value) or Decimal(0)) for key, value in limits.items() if is_gpu(key))
@@ -269,6 +272,7 @@ def karpenter_old_annotation(workload: Workload, _: Context) -> Iterator[Violati
     fix="karpenter.sh/nodepool: NAME",
 )
 def karpenter_old_label(workload: Workload, _: Context) -> Iterator[Violation]:
+    # A preference for an absent label excludes no node.
     for path, key, values in node_selections(workload, required=True):
         if key == OLD_LABEL:
             yield Violation(f"{key}: {', '.join(values)}; now karpenter.sh/nodepool", path)

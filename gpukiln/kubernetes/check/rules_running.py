@@ -21,6 +21,7 @@ from gpukiln.kubernetes.check.workload import (
 )
 from gpukiln.kubernetes.quantity import quantity
 
+# Images and launchers of programs whose processes exchange data in /dev/shm.
 TRAINING_IMAGES = re.compile(r"pytorch|tensorflow|nemo|deepspeed|megatron|horovod|mxnet|paddle")
 LAUNCHERS = re.compile(r"\b(?:torchrun|deepspeed|accelerate|horovodrun|mpirun|torch\.distributed)\b")
 SHM = "/dev/shm"  # noqa: S108 - of a container
@@ -124,6 +125,7 @@ def shm_above_memory(workload: Workload, _: Context) -> Iterator[Violation]:
 def job_deadline(workload: Workload, _: Context) -> Iterator[Violation]:
     if workload.kind not in JOB_KINDS or not workload.wants_gpus or workload.job is None:
         return
+    # Either ends what hangs; that of the pod begins anew with each retry.
     if not workload.job.get("activeDeadlineSeconds") and not workload.pod.get("activeDeadlineSeconds"):
         yield Violation("no activeDeadlineSeconds", workload.job_where)
 
@@ -158,6 +160,7 @@ def memory_limit(workload: Workload, _: Context) -> Iterator[Violation]:
 )
 def cpu_request(workload: Workload, _: Context) -> Iterator[Violation]:
     of_pod = mapping(workload.pod.get("resources"))
+    # A limit counts as well: the API server sets a missing request to it.
     asked = {*mapping(of_pod.get("requests")), *mapping(of_pod.get("limits"))}
     for container in workload.containers:
         if container.gpu_keys and "cpu" not in {*asked, *container.requests, *container.limits}:
@@ -191,6 +194,7 @@ SPOT = {
     "kubernetes.azure.com/scalesetpriority": ("spot",),
     "cloud.google.com/gke-spot": ("true",),
 }
+# Conventions that no provider sets; `_set_by_pool` excludes users who set one in their pools.
 UNSET_SPOT_LABELS = (
     "node.kubernetes.io/lifecycle",
     "lifecycle",
@@ -263,6 +267,7 @@ def spot_value(workload: Workload, _: Context) -> Iterator[Violation]:
                 yield Violation(f"{key}: {value}; wanted {' or '.join(SPOT[key])}", path)
 
 
+# AKS taints its spot nodes itself, with the key kubernetes.azure.com/scalesetpriority.
 SPOT_TAINTS = ("spot", "spot-instance", "lifecycle", "node.kubernetes.io/lifecycle")
 
 
@@ -311,6 +316,7 @@ def spot_toleration(workload: Workload, context: Context) -> Iterator[Violation]
     fragments=False,
 )
 def spot_checkpoint(workload: Workload, _: Context) -> Iterator[Violation]:
+    # The intention counts: a label that no node has is the topic of spot-label.
     on_spot = any(
         key in (*SPOT, *UNSET_SPOT_LABELS) and any("spot" in value.lower() for value in values)
         for _path, key, values in node_selections(workload)
@@ -330,6 +336,7 @@ def spot_checkpoint(workload: Workload, _: Context) -> Iterator[Violation]:
         yield Violation(", ".join(lacking), workload.job_where)
 
 
+# nvidia.com/gpu is the name of a resource, and often mistaken for a label.
 MANUAL_LABELS = (
     "accelerator",
     "gpu",
@@ -354,6 +361,7 @@ MANUAL_LABELS = (
 )
 def label_by_hand(workload: Workload, context: Context) -> Iterator[Violation]:
     for path, key, values in node_selections(workload):
+        # Labels of providers and of feature discovery have a domain.
         by_hand = key in MANUAL_LABELS or ("/" not in key and re.search(r"(?i)gpu|accelerator", key))
         if by_hand and not _set_by_pool(key, context):
             yield Violation(f"{key}: {', '.join(values)}", path)
@@ -391,6 +399,7 @@ def daemonset_nodes(workload: Workload, _: Context) -> Iterator[Violation]:
 )
 def daemonset_toleration(workload: Workload, _: Context) -> Iterator[Violation]:
     tolerations = [mapping(toleration) for toleration in sequence(workload.pod.get("tolerations"))]
+    # Without a key a toleration is for every taint.
     tolerated = any(not toleration.get("key") or is_gpu(str(toleration["key"])) for toleration in tolerations)
     if _gpu_daemon(workload) and not tolerated:
         yield Violation("no toleration of nvidia.com/gpu", workload.at())

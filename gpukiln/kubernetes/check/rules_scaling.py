@@ -20,6 +20,7 @@ from gpukiln.kubernetes.pools import pools_in
 
 KARPENTER = "aws/karpenter-provider-aws:website/content/en/docs/concepts"
 CRDS = "aws/karpenter-provider-aws:pkg/apis/crds"
+# Provisioner was the name of the kind before v1beta1.
 POOL_KINDS = (
     "nodepool",
     "nodepools",
@@ -28,6 +29,7 @@ POOL_KINDS = (
     "provisioner",
     "provisioners",
 )
+# Only these first words are compared, so that options and their order do not matter.
 SCALE_COMMANDS = (
     ("eksctl", "scale", "nodegroup"),
     ("aws", "eks", "update-nodegroup-config"),
@@ -59,6 +61,7 @@ def scale_nodepool(command: CommandLine, context: Context) -> Iterator[Violation
     if kind.lower() not in POOL_KINDS:
         return
     name = name or (words[3] if len(words) > 3 else "")
+    # A pool with replicas is static, and accepts `kubectl scale`.
     static = {
         resource.name
         for resource in context.resources
@@ -101,6 +104,7 @@ def cron_scales_nodes(command: CommandLine, _: Context) -> Iterator[Violation]:
 def kubectl_account(command: CommandLine, _: Context) -> Iterator[Violation]:
     if command.resource is None or command.words[:1] != ("kubectl",):
         return
+    # The innermost list of containers above the command is the one that runs it.
     for length in range(len(command.path), 0, -1):
         if command.path[length - 1] in ("containers", "initContainers"):
             pod = mapping(at(command.resource.object, command.path[: length - 1]))
@@ -145,6 +149,7 @@ def nodepool_budget(resource: Resource, _: Context) -> Iterator[Violation]:
         budget = mapping(entry)
         reasons = sequence(budget.get("reasons"))
         blocks = str(budget.get("nodes")) in ("0", "0%") and (not reasons or "Empty" in reasons)
+        # With a schedule the pool scales down outside of it.
         if blocks and not budget.get("schedule"):
             yield Violation(
                 f"nodes: {budget.get('nodes')} for {', '.join(map(str, reasons)) or 'all'}", (*where, index)
@@ -183,6 +188,7 @@ def nodepool_limits(resource: Resource, _: Context) -> Iterator[Violation]:
     spec = mapping(at(resource.object, ("spec", "template", "spec")))
     keys = [str(mapping(requirement).get("key")) for requirement in sequence(spec.get("requirements"))]
     taints = [str(mapping(taint).get("key")) for taint in sequence(spec.get("taints"))]
+    # The rule is about GPU machines only; other pools may have no limit on purpose.
     gpus = any("instance-gpu" in key for key in keys) or any(is_gpu(key) for key in taints)
     if gpus and not mapping(at(resource.object, ("spec", "limits"))):
         yield Violation("no limits", ("spec",))
@@ -226,6 +232,7 @@ def nodepool_feature_label(resource: Resource, _: Context) -> Iterator[Violation
         if key.startswith(("nvidia.com/gpu.", "nvidia.com/cuda.")):
             types = [name for pool in pools_in([resource.object]) for name in pool.types]
             said = {machines.labels(name).get(key, "") for name in types}
+            # An unknown label is an empty text in the set, and counts as different.
             if said != {str(value)}:
                 known = " or ".join(sorted(text for text in said if text)[:3])
                 yield Violation(

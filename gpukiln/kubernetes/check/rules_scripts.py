@@ -23,7 +23,9 @@ RUN_FLAGS = (
     "hostport",
     "record",
 )
+# oc is OpenShift's client, k a common alias.
 KUBECTL = ("kubectl", "oc", "k")
+# A document that warns of something names it as well.
 NEGATIONS = re.compile(
     r"(?i)\b(?:no longer|instead of|superseded|deprecated|replaced|obsolete|never|not|old|without|retired)\b"
 )
@@ -89,6 +91,7 @@ def labels_by_hand(command: CommandLine, _: Context) -> Iterator[Violation]:
         return
     for word in words[3:]:
         key, equals, _value = word.partition("=")
+        # `kubectl label node NAME KEY-` removes a label, and is right.
         if equals and key in MANUAL_LABELS:
             yield Violation(" ".join(command.words))
 
@@ -221,9 +224,8 @@ def plugin_version_in_document(prose: Prose, _: Context) -> Iterator[Violation]:
             yield Violation(match[0], line=line)
 
 
-OLDEST_KUBERNETES = (
-    32  # EKS had 1.30 to 1.36 in 2026-07 (awslabs/amazon-eks-ami); a year of them is out of support
-)
+# EKS had 1.30 to 1.36 in 2026-07 (awslabs/amazon-eks-ami); a year of them is out of support.
+OLDEST_KUBERNETES = 32
 
 
 @rule(

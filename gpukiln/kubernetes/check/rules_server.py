@@ -88,6 +88,7 @@ def _amounts(workload: Workload) -> Iterator[tuple[PodContainer, Path, str, str,
 
 
 def _is_extended(resource: str) -> bool:
+    # As IsExtendedResourceName (pkg/apis/core/helper): a domain, and not Kubernetes' own
     return "/" in resource and not resource.partition("/")[0].endswith("kubernetes.io")
 
 
@@ -174,6 +175,7 @@ def quantities(workload: Workload, _: Context) -> Iterator[Violation]:
 def request_above_limit(workload: Workload, _: Context) -> Iterator[Violation]:
     for container, path, side, resource, amount in _amounts(workload):
         request, limit = quantity(amount), quantity(container.limits.get(resource))
+        # Of extended resources gpu-request-is-limit reports every difference.
         if side == "limits" or _is_extended(resource) or request is None or limit is None:
             continue
         if request > limit:
@@ -195,6 +197,7 @@ def selector_labels(resource: Resource, _: Context) -> Iterator[Violation]:
         return
     selector = mapping(at(resource.object, ("spec", "selector")))
     labels = mapping(at(resource.object, ("spec", "template", "metadata", "labels")))
+    # It is older than selectors with expressions: its selector is a plain mapping.
     selected = selector if resource.kind == "ReplicationController" else mapping(selector.get("matchLabels"))
     for key, value in selected.items():
         if labels.get(key) != value:
@@ -215,6 +218,7 @@ def _matches(expression: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:
         "Exists": key in labels,
         "DoesNotExist": key not in labels,
     }
+    # The rule schema reports other operators.
     return answers.get(str(expression.get("operator")), True)
 
 
@@ -230,6 +234,7 @@ def _matches(expression: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:
 )
 def volume_of_mount(workload: Workload, _: Context) -> Iterator[Violation]:
     names = {str(mapping(volume).get("name")) for volume in sequence(workload.pod.get("volumes"))}
+    # Each claim template of a StatefulSet becomes a volume of the pod.
     claims = sequence(at(workload.object, ("spec", "volumeClaimTemplates")))
     if workload.kind == "JobSet":  # kubernetes-sigs/jobset:api/jobset/v1alpha2, VolumeClaimPolicy
         policies = sequence(at(workload.object, ("spec", "volumeClaimPolicies")))
@@ -339,6 +344,7 @@ def indexed_job(workload: Workload, _: Context) -> Iterator[Violation]:
     indexed = job.get("completionMode", default) == "Indexed"
     completions = job.get("completions")
     if indexed and workload.kind == "Job" and isinstance(completions, int) and completions > 0:
+        # The host name of a pod is the name of the Job with the index, and a DNS label.
         last = f"{workload.name}-{completions - 1}"
         if workload.name and not is_placeholder(last) and not LABEL.fullmatch(last):
             text = (
@@ -404,6 +410,8 @@ def _annotations(resource: Resource) -> Iterator[Violation]:
     for path in (("metadata", "annotations"), ("spec", "template", "metadata", "annotations")):
         annotations = mapping(at(resource.object, path))
         for key in annotations:
+            # As ValidateAnnotations (apimachinery, pkg/api/validation), which accepts upper case in the
+            # domain.
             if not LABEL_KEY.fullmatch(key.lower()) and not is_placeholder(key):
                 yield Violation(f"{dotted(path)}: {short(key)} is no key of an annotation", (*path, key))
         # TotalAnnotationSizeLimitB of apimachinery.
@@ -414,6 +422,7 @@ def _annotations(resource: Resource) -> Iterator[Violation]:
 def _name_form(kind: str) -> re.Pattern[str]:
     if kind in PATH_NAMES:
         return SEGMENT
+    # These names become parts of host names in the cluster's DNS.
     return LABEL if kind in ("Namespace", "Service", "StatefulSet") else SUBDOMAIN
 
 
@@ -434,6 +443,7 @@ def _needs_name(resource: Resource) -> bool:
         has_schema(resource, NEWEST)
         and not has_custom_schema(resource)
         and resource.kind not in NAMED_BY_SERVER
+        # Requests rather than objects: they are not stored, and need no name.
         and not resource.kind.endswith(("Review", "List", "Options"))
     )
 
@@ -485,6 +495,7 @@ def toleration_form(workload: Workload, _: Context) -> Iterator[Violation]:
 )
 def affinity_form(workload: Workload, _: Context) -> Iterator[Violation]:
     node = mapping(at(workload.pod, ("affinity", "nodeAffinity")))
+    # Required terms have no weight.
     above = ("affinity", "nodeAffinity", "preferredDuringSchedulingIgnoredDuringExecution")
     for index, entry in enumerate(sequence(node.get(str(above[-1])))):
         weight = mapping(entry).get("weight")
@@ -528,6 +539,7 @@ _CRON_FIELDS: tuple[tuple[str, int, int, dict[str, int]], ...] = (
     ("hour", 0, 23, {}),
     ("day of the month", 1, 31, {}),
     ("month", 1, 12, {name: number for number, name in enumerate(_MONTHS, 1)}),
+    # Sunday is 0; robfig/cron has no 7.
     ("day of the week", 0, 6, {name: number for number, name in enumerate(_DAYS)}),
 )
 _CRON_WORDS = re.compile(
@@ -544,12 +556,14 @@ def _cron_error(schedule: str) -> str:
     """
     if _CRON_WORDS.fullmatch(schedule):
         return ""
+    # robfig/cron reads TZ= and CRON_TZ=; the API server refuses both.
     if "TZ=" in schedule:
         return "a time zone in the schedule; wanted spec.timeZone"
     fields = schedule.split()
     if len(fields) != len(_CRON_FIELDS):
         return "wanted five fields"
     for text, field in zip(fields, _CRON_FIELDS, strict=True):
+        # robfig/cron splits with strings.FieldsFunc, which drops empty parts.
         for part in filter(None, text.split(",")):
             if error := _cron_part_error(part, *field):
                 return error

@@ -65,6 +65,7 @@ def _zones(claim: Resource, context: Context) -> set[str]:
     """Zones of a claim's volume; empty if unknown."""
     for volume in context.of_kind("PersistentVolume"):
         of = mapping(at(volume.object, ("spec", "claimRef")))
+        # Either side may name the other: claimRef of the volume, or volumeName of the claim.
         bound = of.get("name") == claim.name and of.get("namespace", "") in (
             "",
             claim.namespace or of.get("namespace"),
@@ -101,6 +102,7 @@ def _zones_of_terms(terms: list[Any], key: str, *, require_in: bool) -> set[str]
 
 def _pool_zones(pool: Pool) -> set[str]:
     if pool.nodes:
+        # An empty text: a node whose zone is unknown
         return {str(node["metadata"].get("labels", {}).get(ZONE, "")) for node in pool.nodes}
     return set(pool.choices.get(ZONE, ())) or ({pool.labels[ZONE]} if ZONE in pool.labels else set())
 
@@ -132,6 +134,7 @@ def volume_zone(workload: Workload, context: Context) -> Iterator[Violation]:
             text = f"{claim.name} is in {_listed(both)}, {other.name} in {_listed(zones)}"
             yield Violation(text, where)
             return
+        # A pod runs in one zone, which must have all of its volumes.
         both &= zones
     for key, values in ((key, {*values}) for _, key, values in node_selections(workload, required=True)):
         if key in ZONES and not values & both:

@@ -69,6 +69,7 @@ def check(options: CheckOptions, say: Callable[[str], None]) -> CheckReport:
         raise UsageError("nothing to check", hint="name files or folders, `-`, or give --cluster")
     if (options.context or options.namespace) and not (options.cluster or options.server):
         raise UsageError("--context and --namespace belong to --cluster and --server")
+    # Versions and rules first: a mistyped option must not cost the reading of a cluster.
     checked_versions = minors(options.kubernetes or f"1.{NEWEST}")
     skipped = split_skips(options.skip)
     select_rules(options.rule, skipped)
@@ -139,6 +140,7 @@ def _pools(files: Sequence[str], driver: str) -> tuple[Pool, ...]:
     if driver:
         cuda.support("12.1", driver, [])  # raises where the catalogue does not know the driver
     pools = pools_in((resource.object for resource in read(files).resources), driver) if files else ()
+    # Without this, a file that was meant as a pool would be ignored in silence.
     if files and not pools:
         raise UsageError(
             f"no node pool with GPUs is in {', '.join(files)}",

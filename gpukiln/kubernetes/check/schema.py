@@ -154,6 +154,7 @@ def is_builtin(api: str) -> bool:
     >>> is_builtin("apps/v1"), is_builtin("v1"), is_builtin("ray.io/v1")
     (True, True, False)
     """
+    # Groups without a domain are Kubernetes' own, and so are known ones with a domain, such as node.k8s.io.
     group, slash, _ = api.rpartition("/")
     return not slash or "." not in group or group in _groups()
 
@@ -180,9 +181,8 @@ def custom_violations(resource: Resource, definition: Definition) -> tuple[list[
         _schema_violations(definition.form, value, (), NEWEST, resource.written, whole=True)
     )
     not_checked = list(definition.left_out)
-    if (
-        not violations_of_schema
-    ):  # like the API server, which evaluates CEL rules only on a structurally valid object
+    # Like the API server, which evaluates CEL rules only on a structurally valid object.
+    if not violations_of_schema:
         violations_of_schema = list(cel_violations(definition.schema, value, (), not_checked))
     return violations_of_schema, not_checked
 
@@ -250,6 +250,7 @@ def _schema_violations(
 
 def _is_refused(error: ValidationError, *, whole: bool) -> bool:
     """Whether the API server would reject it: it ignores a status, and a part may lack required keys."""
+    # Controllers write the status by a subresource; in a manifest it is dropped.
     if error.validator in KEYWORDS and error.absolute_path and error.absolute_path[0] == "status":
         return False
     return whole or error.validator not in WHOLE_OBJECT_KEYWORDS
@@ -272,9 +273,8 @@ def _error_texts(error: ValidationError, written: str) -> Iterator[tuple[Path, s
             if key not in fields:
                 yield (*path, key), where + _unknown_field(key, fields)
     elif error.validator == "required":
-        key = error.message.split("'")[
-            1
-        ]  # jsonschema has one error for each key, and names the key only in the message
+        # jsonschema has one error for each key, and names the key only in the message.
+        key = error.message.split("'")[1]
         yield path, f"{where}{key} is missing"
     elif error.validator == "type":
         wants: Any = error.validator_value
@@ -291,9 +291,8 @@ def _error_texts(error: ValidationError, written: str) -> Iterator[tuple[Path, s
         choices = [str(choice) for choice in error.validator_value]
         yield path, f"{where}found {short(value)}, wanted {' or '.join(choices)}"
     elif error.validator == "oneOf":
-        if (
-            value is None
-        ):  # the API server reads a null quantity as 0 (k8s.io/apimachinery/pkg/api/resource, UnmarshalJSON)
+        # The API server reads a null quantity as 0 (k8s.io/apimachinery/pkg/api/resource, UnmarshalJSON).
+        if value is None:
             return
         yield path, f"{where}found {short(value)}, wanted a text or a number"
     else:

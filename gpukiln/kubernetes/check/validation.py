@@ -54,8 +54,10 @@ def once(*fields: str) -> Row:
 
 ANY: Row = {}
 MODE = between(0, 511)  # 0777 in octal
+# IsValidUserID and IsValidGroupID (apimachinery, pkg/util/validation)
 ID = between(0, 2**31 - 1)
 PORT = form("port")
+# Most objects are named by an RFC 1123 subdomain; rules_server.py has the kinds with another form.
 NAME = form("subdomain")
 LABELS: Row = {"keys": "key", "form{}": "value"}
 ACCESS = words("ReadOnlyMany ReadWriteMany ReadWriteOnce ReadWriteOncePod")
@@ -65,6 +67,7 @@ SCOPES = words(
     "BestEffort CrossNamespacePodAffinity NotBestEffort NotTerminating PriorityClass Terminating "
     "VolumeAttributesClass"
 )
+# Stop signals have names here, never numbers (KEP-4960).
 SIGNALS = words(
     "SIGABRT SIGALRM SIGBUS SIGCHLD SIGCLD SIGCONT SIGFPE SIGHUP SIGILL SIGINT SIGIO SIGIOT SIGKILL SIGPIPE "
     "SIGPOLL SIGPROF SIGPWR SIGQUIT SIGSEGV SIGSTKFLT SIGSTOP SIGSYS SIGTERM SIGTRAP SIGTSTP SIGTTIN SIGTTOU "
@@ -91,6 +94,7 @@ _WEBHOOK: Row = {
 _OPERATED: Row = {
     "apiGroups!": ANY,
     "apiVersions!": ANY,
+    # Only apiGroups may be an empty text, which is the core group.
     "apiVersions[]": {"filled": True},
     "operations!": ANY,
     "operations[]": OPERATIONS,
@@ -102,6 +106,7 @@ _CONTAINER: Row = {
     "name!": ANY,
     "image!": ANY,
     "imagePullPolicy": default("Always IfNotPresent Never"),
+    # Services and probes refer to a port by its name; one number may be there for TCP and for UDP.
     "ports": once("name"),
     "resizePolicy": once("resourceName"),
     "restartPolicy": words("Always Never OnFailure"),
@@ -140,11 +145,13 @@ FIELDS: dict[str, Row] = {
     "core.v1.Container": _CONTAINER,
     "core.v1.ContainerPort": {
         "containerPort!": PORT,
+        # 0: no port on the node
         "hostPort": between(0, 65535),
         "name": form_or_empty("port-name"),
         "protocol": default("SCTP TCP UDP"),
     },
     "core.v1.ContainerResizePolicy": {
+        # Of a running container only these can be changed (KEP-1287).
         "resourceName": words("cpu memory"),
         "restartPolicy": words("NotRequired RestartContainer"),
     },
@@ -169,6 +176,7 @@ FIELDS: dict[str, Row] = {
         "@check": (c.resource_field,),
     },
     "core.v1.Probe": {
+        # SetDefaults_Probe replaces 0 with the default of the field.
         "failureThreshold": between(0),
         "initialDelaySeconds": between(0),
         "periodSeconds": between(0),
@@ -192,6 +200,7 @@ FIELDS: dict[str, Row] = {
         "mountPath!": ANY,
         "mountPropagation": words("Bidirectional HostToContainer None"),
         "recursiveReadOnly": words("Disabled Enabled IfPossible"),
+        # Relative and without .., so that the path stays within the volume
         "subPath": form("relative"),
         "@most": ("subPath", "subPathExpr"),
         "@check": (c.mount,),
@@ -234,12 +243,15 @@ FIELDS: dict[str, Row] = {
         "runAsGroup": ID,
         "runAsUser": ID,
     },
+    # As HTTPHeader: an empty value is accepted.
     "core.v1.Sysctl": {"name!": form("sysctl"), "@optional": ("value",)},
+    # Without a preference the term has no effect (k8s.io/api/core/v1, PreferredSchedulingTerm).
     "core.v1.PreferredSchedulingTerm": {"@optional": ("preference",)},
     "core.v1.SeccompProfile": {"type": PROFILE, "localhostProfile": form("relative"), "@check": (c.profile,)},
     "core.v1.AppArmorProfile": {"type": PROFILE, "@check": (c.profile,)},
     "core.v1.Toleration": {
         "key": form_or_empty("key"),
+        # Gt and Lt compare numbers in the values of taints (KEP-5471).
         "operator": default("Equal Exists Gt Lt"),
         "value": form("value"),
     },
@@ -265,6 +277,7 @@ FIELDS: dict[str, Row] = {
     # core: volumes
     "core.v1.Volume": {
         "@most": (
+            # Only a PersistentVolume has a local disk, and nodeAffinity with the node of that disk.
             *(source for source in c.VOLUMES if source != "local"),
             *("configMap", "downwardAPI", "emptyDir", "ephemeral", "gitRepo", "image"),
             *("persistentVolumeClaim", "projected", "secret"),
@@ -298,6 +311,7 @@ FIELDS: dict[str, Row] = {
     "core.v1.PersistentVolumeClaimVolumeSource": {"claimName!": ANY},
     "core.v1.HostPathVolumeSource": {
         "path!": form("no-steps"),
+        # The kubelet checks the type before it mounts; with an empty one it checks nothing.
         "type": default("BlockDevice CharDevice Directory DirectoryOrCreate File FileOrCreate Socket"),
     },
     "core.v1.NFSVolumeSource": {"path!": form("absolute"), "server!": ANY},
@@ -352,6 +366,7 @@ FIELDS: dict[str, Row] = {
     "core.v1.NamespaceSpec": {"finalizers[]": form("qualified")},
     "core.v1.Service": {"spec!": ANY},
     "core.v1.ServiceSpec": {
+        # None: a headless Service, whose DNS name has the addresses of its pods
         "clusterIP": {"form": "ip", "emptiable": True, "also": ("None",)},
         "clusterIPs[]": {"form": "ip", "also": ("None",)},
         "externalIPs[]": form("ip"),
@@ -374,9 +389,11 @@ FIELDS: dict[str, Row] = {
     "core.v1.ServicePort": {
         "appProtocol": form("key"),
         "name": form_or_empty("label"),
+        # 0: the API server chooses a port
         "nodePort": between(0, 65535),
         "port!": PORT,
         "protocol": default("SCTP TCP UDP"),
+        # Empty and 0 mean the value of port (SetDefaults_Service).
         "targetPort": {"form": "port", "emptiable": True, "also": (0,)},
     },
     # At most a day.
@@ -390,6 +407,7 @@ FIELDS: dict[str, Row] = {
     "core.v1.EndpointSubset": {"@some": ("addresses", "notReadyAddresses")},
     "core.v1.NodeSpec": {
         "podCIDR": form_or_empty("cidr"),
+        # Key and effect identify a taint (k8s.io/api/core/v1, Taint.MatchTaint).
         "taints": once("key", "effect"),
         "@check": (c.node,),
     },
@@ -469,6 +487,7 @@ FIELDS: dict[str, Row] = {
     "batch.v1.Job": {"spec!": ANY},
     "batch.v1.JobSpec": {
         "completionMode": words("Indexed NonIndexed"),
+        # The controller with this name manages the Job instead of Kubernetes' own (KEP-4368).
         "managedBy": form("domain-path"),
         "podReplacementPolicy": words("Failed TerminatingOrFailed"),
         "@check": (c.indexes, c.job_selector, c.failure_policy, c.success_policy),
@@ -526,6 +545,7 @@ FIELDS: dict[str, Row] = {
     },
     "autoscaling.v2.HPAScalingRules": {
         "policies": {"filled": True},
+        # KEP-4951
         "tolerance": form("amount"),
         "selectPolicy": words("Disabled Max Min"),
         # At most an hour; the period of a policy at most half an hour.
@@ -567,7 +587,7 @@ FIELDS: dict[str, Row] = {
         "unhealthyPodEvictionPolicy": words("AlwaysAllow IfHealthyBudget"),
         "@most": ("minAvailable", "maxUnavailable"),
     },
-    # There are only two policy types, each at most once.
+    # ValidateNetworkPolicySpec accepts at most two entries.
     "networking.v1.NetworkPolicySpec": {
         "policyTypes[]": words("Egress Ingress"),
         "policyTypes": {"maxItems": 2},
@@ -640,6 +660,7 @@ FIELDS: dict[str, Row] = {
         "volumeLifecycleModes[]": words("Ephemeral Persistent"),
     },
     "storage.v1.TokenRequest": {"expirationSeconds": between(600, 2**32), "@optional": ("audience",)},
+    # The handler is the name of a runtime in the configuration of containerd or CRI-O.
     "node.v1.RuntimeClass": {"handler!": form("label")},
     "node.v1.Overhead": {"podFixed": {"keys": "resource", "form{}": "amount"}},
     "node.v1.Scheduling": {"nodeSelector": LABELS, "tolerations": once(), "@check": (c.scheduling,)},
@@ -766,5 +787,6 @@ FIELDS: dict[str, Row] = {
     "JSONSchemaProps": {"type": default("array boolean integer number object string")},
     # A finalizer without a domain is accepted only for three built-in ones.
     "ObjectMeta": {"finalizers[]": form("qualified")},
+    # The garbage collector compares the uid: a later object of the same name is not the owner.
     "OwnerReference": {"apiVersion!": ANY, "kind!": ANY, "name!": ANY, "uid!": ANY},
 }

@@ -38,9 +38,11 @@ REPLICAS = {
     "PaddleJob": "paddleReplicaSpecs",
     "JAXJob": "jaxReplicaSpecs",
 }
+# A JobSet has several Jobs; `_of_template` finds the spec of each.
 JOBS: dict[str, Path] = {"Job": ("spec",), "CronJob": ("spec", "jobTemplate", "spec")}
 # Resources of Project-HAMi/HAMi (docs/config.md) for shares of a GPU; they modify a request of
 # nvidia.com/gpu.
+# Without this list their megabytes and percentages would be counted as GPUs.
 HAMI = ("nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores", "nvidia.com/priority")
 
 
@@ -394,6 +396,7 @@ def _templates(resource: Resource) -> Iterator[Path]:
     if kind in TEMPLATES:
         yield TEMPLATES[kind]
     elif kind in RAY:
+        # One template for the head, and one for each group of workers
         above = RAY[kind]
         yield (*above, "headGroupSpec", "template")
         for index, _ in enumerate(sequence(at(resource.object, (*above, "workerGroupSpecs")))):
@@ -456,7 +459,10 @@ def _of_fragment(resource: Resource) -> Iterator[Workload]:
         yield _partial_workload(resource, {}, {"resources": whole}, {("containers", 0, "resources"): ()})
         return
     container = {
-        key: whole[key] for key in CONTAINER_KEYS & whole.keys() if key != "name" or "image" in whole
+        # A name alone may belong to anything.
+        key: whole[key]
+        for key in CONTAINER_KEYS & whole.keys()
+        if key != "name" or "image" in whole
     }
     image = container.get("image")
     moved: dict[Path, Path] = {("containers", 0, key): (key,) for key in container}
@@ -478,6 +484,7 @@ def _of_values(resource: Resource) -> Iterator[Workload]:
         )
     container: dict[str, Any] = {}
     moved: dict[Path, Path] = {}
+    # values-unknown-key reports these keys; what they were meant for is checked as well.
     for meant, written in (("resources", ("runnerResources", "resources")), ("image", ("image",))):
         for key in written:
             if isinstance(values.get(key), Mapping):

@@ -23,10 +23,12 @@ def adapt_to_namespace(cluster: Cluster, job: GpuJob, say: Callable[[str], None]
     namespace = job.namespace or cluster.namespace
     try:
         there = cluster.get("Namespace", namespace)
+    # Reading a Namespace is often not allowed; the API server then rejects the pods if need be.
     except AnswerError as error:
         say(f"the Pod Security level of {namespace} is unknown: {error.message}")
         return job
     level = ((there or {}).get("metadata", {}).get("labels") or {}).get(ENFORCE, "")
+    # hostPath is not allowed from baseline on (kubernetes.io/docs/concepts/security/pod-security-standards).
     if level in ("baseline", "restricted") and (mounted := job.host_folders()):
         raise IncompatibleError(
             f"--cache {mounted[0]}: {namespace} enforces Pod Security {level}, which admits no hostPath",

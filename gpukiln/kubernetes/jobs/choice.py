@@ -62,6 +62,7 @@ def models_of(names: Sequence[str], option: str) -> tuple[str, ...]:
     """
     keys_of_models: list[str] = []
     for name in names:
+        # T4:2 is the syntax of offers; here --gpus is the number.
         if ":" in name or not (keys := parse_request(name).gpus):
             raise UsageError(
                 f"{option} {name!r} is no GPU", hint="for example T4, L4 or A100-80GB; --gpus is the number"
@@ -190,6 +191,7 @@ def expressions(
         products: Values of the product label from --product.
         shared: Whether GPUs that are shared by time slicing or MPS are accepted.
     """
+    # A product label that the catalogue lacks, for nodes outside EC2: there is no type to compare with.
     if products:
         return [_in_expression(PRODUCT, products)]
     if select_by == "instance-type":
@@ -223,6 +225,7 @@ def _product(models: Sequence[str], mig: str, *, shared: bool) -> Expression:
             )
         names.append(name)
     if mig:
+        # 1g.10gb+me: a + is not allowed in names of resources and in keys of labels.
         part = mig.replace("+", ".")
         return _in_expression(f"nvidia.com/mig-{part}.product", [f"{name}-MIG-{part}" for name in names])
     return _in_expression(PRODUCT, [*names, *(f"{name}-SHARED" for name in names if shared)])

@@ -171,6 +171,7 @@ class GpuJob:
                 f"--cache {mounted[0]}: Pod Security restricted admits no hostPath",
                 hint="use --cache CLAIM:/PATH, or --scratch SIZE:/PATH",
             )
+        # runAsNonRoot would keep such a container from starting.
         if self.run_as and self.run_as[0] == 0:
             raise IncompatibleError(
                 "--run-as 0 is root, which Pod Security restricted does not admit",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 def notes(job: GpuJob) -> Iterator[str]:
     """Each consequence of a job that its user should know."""
+    # An instance of a MIG profile is a part of a GPU: what is left is no whole GPU.
     if job.types and not job.mig:
         smallest, others = choice.unused_gpus(job.types, job.gpus)
         if others > 0:
@@ -38,6 +39,7 @@ def notes(job: GpuJob) -> Iterator[str]:
         # A secret in a manifest is stored in etcd in plain text, and shown by kubectl describe.
         if value and redact(f"{name}={value}") != f"{name}={value}":
             yield f"--env {name}: who may read Jobs reads it; --env-secret takes it from a Secret"
+    # A scratch folder, which has no source, is deleted with the node.
     if job.spot and not any(mount.source for mount in job.mounts):
         yield "spot: a checkpoint must outlive the node: --cache CLAIM:/PATH, or write it to object storage"
     if job.spot and job.nodes > 1 and not job.retries:

@@ -20,6 +20,7 @@ from gpukiln.units import MIB, Duration, Memory
 
 CPU_A_GPU, MEMORY_A_GPU_GIB = 3, 12  # what a node with 4 vCPU and 16 GiB for each GPU has left
 GRACE_S = {False: 30, True: 110}  # by spot: Kubernetes' default; EC2 warns two minutes before an interruption
+# A form that every version accepts; newer ones also accept other characters (KEP-4369).
 VARIABLE = re.compile(r"(?!\.\.|\.$)[-._a-zA-Z][-._a-zA-Z0-9]*")
 MOST_PODS = 100_000  # of an Indexed Job (pkg/apis/batch/validation)
 MOST_INT32 = 2**31 - 1  # of backoffLimit and ttlSecondsAfterFinished (k8s.io/api/batch/v1)

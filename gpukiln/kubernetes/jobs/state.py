@@ -18,6 +18,7 @@ DISRUPTIONS = {
     "TerminationByKubelet": "the kubelet ended it: its node shuts down, or runs out of memory or disk",
 }
 DEADLINE_EXIT = 124  # as timeout(1)
+# 128 and the number of the signal, as shells report it
 SIGNAL_EXIT_CODES = {
     137: "SIGKILL: it did not end within its grace period, or the kernel killed it for lack of memory",
     139: "SIGSEGV: it accessed invalid memory",
@@ -120,6 +121,7 @@ def attempt(pod: Manifest) -> Attempt:
 
 
 def _not_started(base: Attempt, status: Manifest, container: Manifest) -> Attempt:
+    # The scheduler sets it to False with the reason why no node fits.
     scheduled = _condition(status, "PodScheduled", "False")
     if scheduled:
         reason = scheduled.get("reason", "")
@@ -163,6 +165,7 @@ def job_end(job: Manifest, attempts: list[Attempt], notes: list[str]) -> JobEnd 
     details = (tuple(attempts), tuple(notes))
     if reason == "DeadlineExceeded":
         limit = job["spec"].get("activeDeadlineSeconds")
+        # The time of waiting for a node counts, too.
         ran = any(attempt.started or attempt.exit_code is not None for attempt in attempts)
         why = f"its {limit} s are over" + ("" if ran else " before any of its pods ran")
         return JobEnd("deadline", reason, f"{why}; raise --timeout", DEADLINE_EXIT, *details)
@@ -180,6 +183,7 @@ def decisive_failure(attempts: list[Attempt], *, several: bool) -> Attempt | Non
     if not failed:
         return None
     if not several:
+        # Earlier ones were retried; the last one used up backoffLimit.
         return failed[-1]
     # The other pods fail because of it, after their timeout for each other.
     indices = {attempt.index for attempt in failed}

@@ -69,6 +69,7 @@ def exit_codes(given: str | Sequence[int]) -> tuple[int, ...]:
         UsageError: One is not from 1 to 255.
     """
     codes = texts(given) if isinstance(given, str) else [str(code) for code in given]
+    # The API server rejects 0, which is no failure, for the operator In.
     for code in codes:
         if not is_whole(code) or not 1 <= int(code) <= 255:
             raise UsageError(f"--give-up {code!r} is no exit code of a failure", hint="wanted 1 to 255")

@@ -231,6 +231,7 @@ def check(group: NodeGroup) -> NodeGroup:
         ("--cluster", group.cluster, r"[A-Za-z0-9][\w-]{0,99}", "main"),
         ("--name", group.name, r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", "gpu"),
         ("--ami", group.image, r"ami-[0-9a-f]{8,17}|/gpukiln/.+", "ami-0123456789abcdef0"),
+        # RoleName of IAM's CreateRole
         ("--role", group.role, r"[\w+=,.@/-]{1,64}", "eks-gpu-node"),
         ("--reservation", group.reservation, r"(cr-[0-9a-f]{8,17})?", "cr-0123456789abcdef0"),
     ):
@@ -252,6 +253,7 @@ def check(group: NodeGroup) -> NodeGroup:
             f"--dns-ip is missing: bootstrap.sh of {group.base} needs the address of the cluster's DNS",
             hint="`kubectl -n kube-system get service kube-dns` shows it, the tenth of the service network",
         )
+    # An AMI has one architecture, and EC2 launches it on no other.
     if group.definition and ARCHES[group.definition.architecture] != group.arch:
         raise IncompatibleError(
             f"{group.definition.name} is an image for {group.definition.architecture}, "
@@ -273,6 +275,7 @@ def _check_labels(group: NodeGroup) -> None:
     for key, value in group.labels.items():
         if not is_label(key, value):
             raise UsageError(f"--label {key}={value} is no label of Kubernetes", hint="wanted: team=vision")
+        # Pods and add-ons select by these.
         if key in (GPU_PRESENT, PRODUCT, ACCELERATOR):
             raise UsageError(f"--label {key} is set by gpukiln")
         if why := _why_reserved(key):

@@ -41,6 +41,7 @@ def require_trusted(image: str, cloud: Cloud | None) -> str:
         )
     if pointer is None:
         described = require_image(cloud, image, hint=REGION_HINT)
+        # An image of others has no signature that could be verified.
         is_built_here = RECIPE_TAG in tags_of(described)
         return (
             trust.require_verified(cloud, described)

@@ -70,6 +70,7 @@ def document(group: NodeGroup, rendering: Rendering, trust: str) -> Nodes:
 
 def _node(group: NodeGroup, name: str) -> NodeCapacity:
     resources = allocatable(name)
+    # Karpenter has a pool for each GPU model; a node group has one set of labels for all types.
     same = next(types for types in group.by_gpu().values() if name in types)
     labels = group.node_labels(same) if group.provider == "karpenter" else terraform.node_labels(group)
     return NodeCapacity(name, f"{resources['cpu']:f}", int(resources["memory"]), int(resources[GPU]), labels)

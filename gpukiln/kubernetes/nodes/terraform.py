@@ -61,6 +61,8 @@ def node_labels(group: NodeGroup) -> dict[str, str]:
 def autoscaler_tags(group: NodeGroup) -> dict[str, str]:
     """Tags from which cluster-autoscaler scales a group from zero (its cloudprovider/aws/README.md)."""
     key, value, effect = TAINT
+    # With permission for DescribeNodegroup it reads labels of managed groups itself, but only as long as the
+    # group had no node.
     template = f"{AUTOSCALER}/node-template"
     return {
         f"{AUTOSCALER}/enabled": "true",
@@ -68,6 +70,7 @@ def autoscaler_tags(group: NodeGroup) -> dict[str, str]:
         f"{AUTOSCALER}/{group.cluster}": "owned",
         **{f"{template}/label/{name}": text for name, text in node_labels(group).items()},
         f"{template}/taint/{key}": f"{value}:{effect}",
+        # Without a node the autoscaler does not know that the type has GPUs, and starts none for a GPU pod.
         f"{template}/resources/{GPU}": f"{allocatable(group.types[0])[GPU]:f}",
     }
 

@@ -29,6 +29,7 @@ ANSWER_S = 30.0
 LOOK_S, IMPORT_S, UPLOAD_S = 60.0, 4 * 3600.0, 4 * 3600.0
 POLL_S = 1.0
 PORT = 8006
+# Status codes of pveproxy's own, see the docstring above
 NOT_REACHED = range(595, 600)
 
 
@@ -142,6 +143,7 @@ class Pve:
         except requests.exceptions.SSLError as error:
             raise _untrusted_error(self.target, str(error)) from error
         except requests.exceptions.RequestException as error:
+            # What was never sent can't have changed anything.
             kind = UnansweredError if changes and not _never_sent(error) else UnavailableError
             raise kind(
                 f"{self.target.pve} gave no answer to {what}: {redact(_innermost(error))}",

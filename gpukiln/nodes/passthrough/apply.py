@@ -60,6 +60,7 @@ def set_gpu(pve: Pve, node: str, vm: Guest, change: ConfigChange, folder: Path) 
     # Before the write: a command that is killed in it leaves the file that undoes it.
     write_atomic(file, json.dumps(dump(undo), indent=2) + "\n")
     try:
+        # With the digest that was read: Proxmox VE refuses the write if the configuration has changed since.
         _write(pve, node, vm, change.key, change.after, change.digest)
     # It may have been written: the undo file stays.
     except PartialError:

@@ -146,6 +146,7 @@ def read_image(name: str) -> ImageFile:
         )
     lines = [line.split() for line in checksum_file.read_text(encoding="utf-8").splitlines()]
     checksums = [line[0].lower() for line in lines if line[1:] in ([path.name], [f"*{path.name}"])]
+    # As `sha256sum` prints it: binary mode has * before the name.
     if len(checksums) != 1 or not re.fullmatch(r"[0-9a-f]{64}", checksums[0]):
         raise UsageError(
             f"{checksum_file.name} holds no SHA-256 of {path.name}",
@@ -251,6 +252,7 @@ def create_vm(pve: Pve, order: VmOptions, vm_plan: VmPlan, say: Callable[[str], 
         # The clocks of this computer and of the node differ by seconds.
         started = int(time.time()) - 5
         disk = f"{order.storage}:0,import-from={source},discard=on,iothread=1,ssd=1"
+        # Its format is urlencoded (qemu-server PVE/QemuServer.pm).
         keys = {"sshkeys": quote(vm_plan.keys, safe="")} if vm_plan.keys else {}
         # pvesh answers when the disk is imported, the API at once
         maker, task = pve if pve.target.https else connect(pve.target, limit_s=IMPORT_S), ""
@@ -263,6 +265,7 @@ def create_vm(pve: Pve, order: VmOptions, vm_plan: VmPlan, say: Callable[[str], 
                 say(f"grow the disk to {order.disk_size}")
                 size = f"{vm_plan.grow_mib}M"
                 grown = pve.put(f"nodes/{vm_plan.node}/qemu/{vm_plan.vm}/resize", disk=DISK, size=size)
+                # Depending on the release, resizing is a task, or done when the answer comes.
                 if isinstance(grown, str) and grown.startswith("UPID"):
                     pve.wait(grown, vm_plan.node, limit_s=LOOK_S)
             _compare(pve, vm_plan)

@@ -136,6 +136,7 @@ def evaluate(
     # One address, or several where a mapping lists alternatives.
     places = _hostpci_addresses(facts, request)
     functions = _functions(facts, places)
+    # A device may also have audio and USB functions; one of its functions must be the GPU.
     if not any(function.kind == "GPU" for function in functions):
         what = functions[0]
         raise UsageError(
@@ -228,6 +229,7 @@ def _hostpci_address(facts: PveFacts, address: str) -> str:
     """
     if address not in facts.devices and not _device_functions(facts, address):
         raise UsageError(f"{facts.node} has no PCI device {address}", hint=f"it has {list_gpus(facts)}")
+    # Without a function it names the whole device already.
     if "." not in address:
         return address
     group = _group(facts.devices[address])
@@ -281,6 +283,7 @@ def _name(device: dict[str, Any]) -> str:
     # The host's pci.ids may be older than the GPU.
     number = str(device["device"]).removeprefix("0x").lower()
     if device["vendor"] == NVIDIA and _kind(device) == "GPU":
+        # Several boards may have one device id.
         known = [gpu.name for gpu in gpus().values() if number in {id.lower() for id in gpu.pci_ids}]
         if known:
             return " or ".join(known)

@@ -28,6 +28,7 @@ class Guest:
 
     @property
     def is_template(self) -> bool:
+        # Proxmox VE has booleans as 0 and 1.
         return bool(int(self.config.get("template", 0)))
 
 
@@ -167,6 +168,7 @@ def privileges(pve: Pve, paths: tuple[str, ...]) -> dict[str, frozenset[str]]:
 def _host(pve: Pve, node: str, ssh: str) -> tuple[Host | None, str]:
     if pve.target.https and not ssh:
         return None, f"the API does not report the drivers, kernel arguments and leases of {node}"
+    # pvesh already runs there, so that no second address is needed.
     if not pve.target.https:
         ssh = "" if pve.target.pve == "local" else pve.target.pve
     try:

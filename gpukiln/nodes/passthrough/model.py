@@ -140,8 +140,8 @@ class Passthrough:
     schema: str = LOOK
 
 
-@dataclass(frozen=True)
 # Read back from users' disks: fields may be added, and none may be renamed.
+@dataclass(frozen=True)
 class Undo:
     """What takes a change back; the file of `--undo`.
 

@@ -13,6 +13,7 @@ from gpukiln import programs
 from gpukiln.errors import UnavailableError
 from gpukiln.ssh import parse_ssh
 
+# Exit codes of ssh(1) for its own errors, and of a POSIX shell for an unknown command.
 SSH_FAILED, NOT_FOUND = 255, 127
 
 

@@ -47,6 +47,7 @@ def give_gpu(way: PveTarget, number: int, request: PassthroughRequest, run: Pass
     """Examine a GPU and a VM, and give the GPU to the VM."""
     progress, pve = Progress(), connect(way)
     with progress.step(f"look at VM {number} and {request.text}"):
+        # VM numbers are unique in a cluster, so that the node need not be named.
         node, vm = find_vm(pve, number)
         facts = gather_facts(pve, node, mapping=request.mapping, vm=number, ssh=run.ssh)
         result = evaluate(facts, request, vm)
@@ -95,6 +96,7 @@ def undo(name: str, token_file: str, *, apply: bool, show: Show) -> UndoResult:
     """Take back the change that an undo file describes."""
     change = read_undo(Path(name).expanduser())
     pve = connect(PveTarget(change.pve, change.fingerprint, change.ca, token_file))
+    # Undone only where the value is still the one that was written.
     vm = check_undo(pve, change)
     document = UndoResult(name, change, "as-is" if vm is None else "undone" if apply else "looked", 0)
     show(render_undone(document))
@@ -119,6 +121,7 @@ def create_vm(
         node: Of the cluster; empty: its only one.
         request: The GPU that the VM gets; None: none.
     """
+    # First, because hashing the image takes minutes.
     create.require_uploadable(way)
     progress, image = Progress(), create.read_image(order.image)
     pve = connect(way)
@@ -134,6 +137,7 @@ def create_vm(
         plan = create.plan_vm(pve, order, image, node, number, value)
         version = str(pve.get("version")["version"])
     with progress.step("verify the image"):
+        # Not 0, by which the percentage is divided.
         size = max(1, image.path.stat().st_size)
         check = create.check_checksum(image, lambda done: progress.say(f"{100 * done // size} %"))
     checks = (check, *plan.checks)

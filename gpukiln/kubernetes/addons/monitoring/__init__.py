@@ -24,9 +24,8 @@ RULES, SCRAPE, DASHBOARD, CLOUDWATCH = (
     "monitoring/plain/dashboard.json",
     "monitoring/plain/cloudwatch-agent.json",
 )
-LINE_LENGTH_RULE = (
-    "yamllint disable rule:line-length",
-)  # PromQL with a long regular expression can't be wrapped
+# PromQL with a long regular expression can't be wrapped.
+LINE_LENGTH_RULE = ("yamllint disable rule:line-length",)
 OPERATOR_CRDS = "servicemonitors.monitoring.coreos.com prometheusrules.monitoring.coreos.com"
 
 
@@ -59,6 +58,7 @@ def files(settings: Settings) -> dict[str, str]:
 def install(settings: Settings) -> tuple[str, ...]:
     return (
         helm.upgrade_command("dcgm_exporter", exporter.RELEASE, settings.namespace, VALUES),
+        # Objects of an unknown kind would make kubectl fail, and the script end.
         f"if kubectl get crd {OPERATOR_CRDS} >/dev/null; then\n"
         f"  {helm.apply_command(OBJECTS)}\n"
         f"  {helm.apply_command(GRAFANA)}\n"

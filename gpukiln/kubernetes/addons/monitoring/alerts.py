@@ -17,16 +17,14 @@ from gpukiln.kubernetes.addons.monitoring.records import DRIVER_END, SLOWDOWN
 from gpukiln.kubernetes.addons.settings import Settings
 
 Severity = Literal["critical", "warning", "info"]
-SEVERITIES: dict[str, Severity] = {
-    "error": "critical",
-    "warning": "warning",
-    "info": "info",
-}  # of faults, as alerts
+# Severity of a fault -> of its alert
+SEVERITIES: dict[str, Severity] = {"error": "critical", "warning": "warning", "info": "info"}
 RUNBOOK_PAGE = "docs/k8s-monitoring.md"
 SOON_DAYS = 60  # before the end of life: time to build, verify and roll out an image
 _GPU = "node, gpu, UUID, modelName"
 _GPU_AND_POD = f"{_GPU}, GPU_I_ID, exported_namespace, exported_pod"
 _GPUS_NOW = "count by (node, UUID) (DCGM_FI_DEV_GPU_TEMP)"
+# Temperature is a metric of every GPU, so its series are the GPUs that the exporter sees.
 _GPUS_LAST_HOUR = "count by (node, UUID) (max_over_time(DCGM_FI_DEV_GPU_TEMP[1h]))"
 _POD_TEXT = "{{ $labels.exported_namespace }}/{{ $labels.exported_pod }}"
 _GPU_TEXT = "GPU {{ $labels.gpu }} ({{ $labels.modelName }}) of {{ $labels.node }}"

@@ -14,6 +14,7 @@ UID = "gpukiln-gpus"
 SCHEMA_VERSION = 39  # of Grafana 11; later releases migrate the dashboard to theirs
 PANEL_WIDTH, PANEL_HEIGHT = 12, 8  # in units of Grafana's grid, which is 24 wide: two panels in a row
 _SELECTED = 'node=~"$node",gpu=~"$gpu"'
+# A variable of the dashboard: the uid of a data source differs in each Grafana.
 _PROMETHEUS = {"type": "prometheus", "uid": "${prometheus}"}
 
 

@@ -26,7 +26,7 @@ def values(settings: Settings) -> dict[str, Any]:
         # container toolkit honours that variable only for pods with SYS_ADMIN; profiling metrics
         # (DCGM_FI_PROF_*) need SYS_ADMIN as well.
         "securityContext": {
-            # DCGM's profiling needs root in the container.
+            # Root, as in the chart's own values: for other users an added capability is not effective.
             "runAsNonRoot": False,
             "runAsUser": 0,
             "allowPrivilegeEscalation": False,

@@ -29,6 +29,7 @@ class Metric:
     scale: float = 1
 
 
+# MiB, MHz and the like are the units of the exporter; the factors convert them for Grafana.
 METRICS: tuple[Metric, ...] = (
     Metric("DCGM_FI_DEV_GPU_UTIL", "gauge", "GPU utilisation", "percent"),
     Metric("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "gauge", "Share of time that the engine computes", "percentunit"),

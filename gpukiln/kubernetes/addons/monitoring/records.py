@@ -30,6 +30,7 @@ SHARE, GPUS, USD = "gpukiln:gpu_share", "gpukiln:namespace_gpus", "gpukiln:names
 UNPRICED = "gpukiln:gpus_without_price"
 
 _HOLDER = "node, instance_type, UUID, GPU_I_ID, exported_namespace, exported_pod"
+# Memory used is a metric of every GPU and of MIG devices; group gives 1 for each.
 _POD_GPUS = f'group by ({_HOLDER}) (DCGM_FI_DEV_FB_USED{{exported_pod!=""}})'
 
 
@@ -92,6 +93,7 @@ def _usage_records() -> list[Rule]:
     return [
         {
             "record": SHARE,
+            # Pods that share a GPU divide it: together they are charged for one.
             "expr": f"{_POD_GPUS} / on (node, UUID) group_left () count by (node, UUID) ({_POD_GPUS})",
         },
         {"record": GPUS, "expr": f"sum by (exported_namespace) ({SHARE})"},
@@ -99,6 +101,7 @@ def _usage_records() -> list[Rule]:
             "record": USD,
             "expr": f"sum by (exported_namespace) ({SHARE} * on (instance_type) group_left () {PRICE})",
         },
+        # Without it, GPUs of types without a price would just be missing in the costs.
         {"record": UNPRICED, "expr": f"sum by (instance_type) ({SHARE} unless on (instance_type) {PRICE})"},
         *(
             {

@@ -1,13 +1,17 @@
 """k8s.nodes --from-channel: the image of the channel, and what the rendering changes for a pool that runs."""
 
 import json
+import shlex
 
 import pytest
 import yaml
 
+from gpukiln.catalog.load import ROOT
+from gpukiln.cli.main import command
 from gpukiln.clouds import select
 from gpukiln.images.pointer import Pointer, PointerVersion, write
 from gpukiln.kubernetes.rbac import COMMAND_RULES
+from gpukiln.options import options_of, read
 from tests.support import documents
 from tests.support.api_server import ApiServer
 from tests.support.exit_codes import invoke
@@ -18,6 +22,11 @@ STABLE = Pointer("eks-gpu", "1.34", "stable")
 FIRST, SECOND = "ami-0000000000000001a", "ami-0000000000000001b"
 CHANNEL = ["--from-channel", "stable", "--cloud", "aws", "--region", HOME]
 HOURS = ["--hours", "mon-fri 08:00-18:00"]
+STEPS = [
+    shlex.split(line, comments=True)[1:]
+    for line in (ROOT / "docs/rollout.md").read_text().splitlines()
+    if line.startswith("    invoke ") and " > " not in line
+]
 
 
 def pool(provider, *argv, types="g4dn.xlarge"):
@@ -352,3 +361,16 @@ def test_an_earlier_rendering_that_can_not_be_read(nodes, tmp_path):
     assert "gpu.yaml" in err
     assert "wanted: an earlier rendering" in err
     assert (tmp_path / "gpu.yaml").read_text() == "a: [\n"
+
+
+# The canary's option is typed where it is tested.
+@pytest.mark.parametrize("step", [step for step in STEPS if "--cluster" not in step[:3]], ids=" ".join)
+def test_a_step_of_a_rollout_can_be_typed(step):
+    name, *words = step
+    options = options_of(command(name))
+    assert read(name, options, words)
+
+
+def test_the_steps_of_a_rollout_have_their_order():
+    names = ["ami.diff", "ami.verify", "ami.release", "k8s.nodes", "ami.rollback"]
+    assert [*dict.fromkeys(step[0] for step in STEPS if step[0] in names)] == names

@@ -59,6 +59,7 @@ def compare_cluster(group: NodeGroup, after: str, cluster: Cluster) -> PoolUpdat
     node_class = cluster.get(NODE_CLASS, group.name)
     pools = [pool for pool in cluster.list(NODE_POOL) if _class_of(pool) == group.name]
     images = [str(image.get("id")) for image in (node_class or {}).get("status", {}).get("amis") or ()]
+    # Not the placeholder pods: they run on nodes and replace none, and k8s.rbac would have to allow CronJobs.
     kept = [manifest for manifest in rendered if manifest["kind"] in ("EC2NodeClass", "NodePool")]
     live = [*([node_class] if node_class else []), *pools]
     expected = {_key(manifest): manifest for manifest in kept}
@@ -117,6 +118,7 @@ def _effect(
 ) -> Effect:
     if not key.startswith(("EC2NodeClass ", "NodePool ")):
         return "no-node"
+    # Karpenter compares images and not terms: a term that selects the same image drifts no node.
     if path == IMAGES:
         return "no-node" if _selects_same_image(group, before, images) else "every-node"
     if path == REQUIREMENTS:

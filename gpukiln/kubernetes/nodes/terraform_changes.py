@@ -69,12 +69,14 @@ def _arguments(files: Mapping[str, str]) -> dict[str, str]:
             continue
         for block in BLOCK.finditer(text):
             address, name = _address(block["head"]), ""
+            # Nested blocks and values of several lines belong to the argument that they stand below.
             for line in block["body"].splitlines():
                 if line.lstrip().startswith("#"):
                     continue
                 if match := ARGUMENT.match(line):
                     name = match["name"]
                 if name and name not in ("description", "type"):
+                    # terraform fmt aligns `=` by the longest name near it: other spaces are no change.
                     words = " ".join(line.split())
                     key = f"{address}.{name}"
                     value = re.sub(rf"^{re.escape(name)} (= )?", "", words) if match else words

@@ -296,6 +296,28 @@ def test_a_pool_that_is_not_rendered_any_more(nodes, update, tmp_path):
     assert any("`kubectl delete nodepool gpu-a10g` removes it" in line for line in document["consequences"])
 
 
+def test_a_pool_that_a_user_wrote_with_the_same_class(nodes, update, server):
+    types = "g4dn.xlarge,g5.xlarge"
+    apply(server, nodes(*pool("karpenter", "--ami", FIRST, types=types))[1], [FIRST], [])
+    document = update(*pool("karpenter", "--ami", SECOND), "--context", "double")
+    lines = document["consequences"]
+    assert any(
+        "NodePool gpu-a10g is not rendered here and has the same EC2NodeClass" in line for line in lines
+    )
+    assert not any("kubectl delete" in line for line in lines)
+
+
+@pytest.mark.parametrize("resource", ["nodepools", "nodeclaims", "ec2nodeclasses"])
+def test_every_permission_for_context_is_needed(nodes, server, resource):
+    apply(server, nodes(*pool("karpenter", "--ami", FIRST))[1], [FIRST], [FIRST])
+    argv = [*pool("karpenter", "--ami", FIRST), "--context", "double"]
+    assert nodes(*argv)[0] == 0
+    for rule in server.rules:
+        rule["resources"] = [name for name in rule["resources"] if name != resource]
+    code, _, err = nodes(*argv)
+    assert (code, resource in err) == (4, True)
+
+
 def test_rights_that_are_missing_name_the_next_step(nodes, server):
     server.rules = []
     code, _, err = nodes(*pool("karpenter", "--ami", FIRST), "--context", "double")

@@ -46,7 +46,9 @@ def compare_files(group: NodeGroup, before: str, after: str, folder: str) -> Poo
     """
     manifests = [manifest for manifest in load(before) if isinstance(manifest, dict)]
     changes = tuple(_changes(group, manifests, load(after), images=None))
-    return PoolUpdate(folder, changes, None, None, tuple(_consequences(group, changes, manifests)))
+    return PoolUpdate(
+        folder, changes, None, None, tuple(_consequences(group, changes, manifests, rendered_before=True))
+    )
 
 
 def compare_cluster(group: NodeGroup, after: str, cluster: Cluster) -> PoolUpdate:
@@ -57,12 +59,14 @@ def compare_cluster(group: NodeGroup, after: str, cluster: Cluster) -> PoolUpdat
     """
     rendered = load(after)
     node_class = cluster.get(NODE_CLASS, group.name)
-    pools = [pool for pool in cluster.list(NODE_POOL) if _class_of(pool) == group.name]
-    images = [str(image.get("id")) for image in (node_class or {}).get("status", {}).get("amis") or ()]
     # Not the placeholder pods: they run on nodes and replace none, and k8s.rbac would have to allow CronJobs.
     kept = [manifest for manifest in rendered if manifest["kind"] in ("EC2NodeClass", "NodePool")]
-    live = [*([node_class] if node_class else []), *pools]
     expected = {_key(manifest): manifest for manifest in kept}
+    pools = [
+        pool for pool in cluster.list(NODE_POOL) if _class_of(pool) == group.name or _key(pool) in expected
+    ]
+    images = [str(image.get("id")) for image in (node_class or {}).get("status", {}).get("amis") or ()]
+    live = [*([node_class] if node_class else []), *pools]
     comparable = [_as_rendered(manifest, expected.get(_key(manifest), manifest)) for manifest in live]
     changes = tuple(_changes(group, comparable, kept, images=images))
     names = {str(pool["metadata"]["name"]) for pool in pools}
@@ -74,7 +78,7 @@ def compare_cluster(group: NodeGroup, after: str, cluster: Cluster) -> PoolUpdat
     # Nodes of a parameter have the image that Karpenter looked up last.
     expected_images = images if group.follows_channel else [group.image]
     replaced = sum(_is_replaced(claim, group, changes, expected_images) for claim in claims)
-    lines = list(_consequences(group, changes, live))
+    lines = list(_consequences(group, changes, live, rendered_before=False))
     if replaced and worst(changes) == "no-node":
         lines = [line for line in lines if line != nothing(group)] + [DRIFT.format(group.hours.text)]
     counted = f"{replaced} of {len(claims)} nodes drift"
@@ -154,7 +158,7 @@ def _is_in(rule: Any) -> bool:
 
 
 def _consequences(
-    group: NodeGroup, changes: Sequence[PoolChange], before: Sequence[Manifest]
+    group: NodeGroup, changes: Sequence[PoolChange], before: Sequence[Manifest], *, rendered_before: bool
 ) -> Iterator[str]:
     if not any(_key(manifest).startswith(("EC2NodeClass ", "NodePool ")) for manifest in before):
         yield f"there is no pool {group.name} yet: Karpenter starts its nodes when pods need them"
@@ -162,9 +166,13 @@ def _consequences(
     for change in changes:
         kind, _, name = change.object.partition(" ")
         if not change.field and not change.after:
+            # A pool of the cluster may be one that a user wrote, with the same EC2NodeClass.
             yield (
                 f"{change.object} is not rendered any more and stays in the cluster: "
                 f"`kubectl delete {kind.lower()} {name}` removes it"
+                if rendered_before
+                else f"{change.object} is not rendered here and has the same EC2NodeClass: its nodes get the "
+                "same image"
             )
     effect = worst(tuple(changes))
     if effect == "no-node":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from gpukiln.cli.command import (
     DEFAULT_REGION,
@@ -17,10 +18,15 @@ from gpukiln.cli.command import (
 from gpukiln.errors import UsageError
 from gpukiln.options import option
 
+if TYPE_CHECKING:
+    from gpukiln.clouds.base import Cloud
+    from gpukiln.kubernetes.nodes.changes import PoolUpdate
+    from gpukiln.kubernetes.nodes.group import NodeGroup
+
 
 @dataclass(frozen=True)
 class K8sNodes(ProfileOptions, JsonOptions):
-    """Render node pools on the image that a channel points at, for Karpenter, EKS or Auto Scaling."""
+    """Render node pools on the image that a channel points at, and say what changes for a running pool."""
 
     provider: str = option(
         "who starts the nodes: karpenter, managed (a node group of EKS) or asg (an Auto Scaling group "
@@ -31,6 +37,10 @@ class K8sNodes(ProfileOptions, JsonOptions):
     image: str = option("the image that was released: a folder of ami/", "eks-gpu", setting="image")
     channel: str = option("that the image was released to, for example stable", "stable", setting="channel")
     kubernetes: str = option("minor version of the image; default: the one that is built")
+    from_channel: str = option(
+        "the image that this channel points at now, by its id; needs --cloud, which looks it up in --region "
+        "and verifies its signatures"
+    )
     ami: str = option("one image instead of a channel's")
     cloud: str = option(
         "aws or embedded: look up the image in --region and verify its signatures; a channel that trusts "
@@ -71,7 +81,14 @@ class K8sNodes(ProfileOptions, JsonOptions):
         "karpenter on Ubuntu: address of the cluster's DNS, the tenth of its service network"
     )
     label: tuple[str, ...] = option("KEY=VALUE of the nodes; several times", ())
-    output: str = option("a folder for the files; without it they go to standard output")
+    context: str = option(
+        "karpenter: context of the kubeconfig; compares with the pool of that cluster, and only reads"
+    )
+    output: str = option(
+        "a folder for the files; compares with the earlier rendering there; without it the files go to "
+        "standard output"
+    )
+    dry_run: bool = option("with --output: only say what would change, and write nothing", False)
 
     def run(self) -> None:
         from datetime import UTC, datetime
@@ -81,11 +98,11 @@ class K8sNodes(ProfileOptions, JsonOptions):
         from gpukiln.catalog.regions import check_region
         from gpukiln.kubernetes import folder
         from gpukiln.kubernetes.nodes import group, render
-        from gpukiln.kubernetes.nodes.image_trust import require_trusted
         from gpukiln.typed import load, unknown
 
         if self.provider not in get_args(group.Provider):
             raise unknown("--provider", self.provider, get_args(group.Provider))
+        self._check_options()
         region = check_region(self.region or DEFAULT_REGION)
         fields = {
             **self.pick("provider", "cluster", "name", "base", "reservation", "keep", "role", "dns_ip"),
@@ -106,16 +123,44 @@ class K8sNodes(ProfileOptions, JsonOptions):
             "labels": group.parse_labels(self.label),
         }
         nodes = group.check(load(group.NodeGroup, fields, where="options"))
-        trust = require_trusted(nodes.image, self.connect_to(self.cloud, region) if self.cloud else None)
+        nodes, trust = self._verified(nodes, self.connect_to(self.cloud, region) if self.cloud else None)
         files = render.files(nodes)
-        rendering = folder.write(Path(self.output) if self.output else None, files)
-        document = render.document(nodes, rendering, trust)
-        if self.output or self.json:
-            self.report(document, rendering.lines(self.output))
+        output = Path(self.output) if self.output else None
+        update = self._update(nodes, files)
+        rendering = folder.write(output, files, dry_run=self.dry_run)
+        document = render.document(nodes, rendering, trust, update)
+        lines = [*update.lines()] if update else []
+        if self.output:
+            dry_run = ["dry run: nothing is written"] if self.dry_run else []
+            self.report(document, [*rendering.lines(self.output), *dry_run, *lines])
+        elif self.json:
+            self.report(document)
         else:
+            # Standard output has the files alone, so that kubectl can read them.
             print_files(files)
+            for line in lines:
+                say(line)
         for note in document.notes:
             say(f"note: {note}")
+
+    def _check_options(self) -> None:
+        if self.ami and self.from_channel:
+            raise UsageError(
+                "--ami and --from-channel exclude each other",
+                hint=f"--from-channel {self.from_channel} looks the image up, --ami {self.ami} names it",
+            )
+        if self.from_channel and not self.cloud:
+            raise UsageError(
+                f"--from-channel {self.from_channel} without --cloud: there is nowhere to look the image up",
+                hint="--cloud aws --region REGION, or --channel for a pool that follows the channel",
+            )
+        if self.context and self.provider != "karpenter":
+            raise UsageError(
+                f"--context with --provider {self.provider}: the API server of a cluster has no launch "
+                "template to compare with",
+                hint="--output FOLDER with the earlier rendering compares with that, and `terraform plan` "
+                "with AWS",
+            )
 
     def _image(self) -> str:
         """The image's id, or the parameter of the channel that points at it."""
@@ -129,9 +174,34 @@ class K8sNodes(ProfileOptions, JsonOptions):
                     f"--ami {self.ami!r} is no image id", hint="wanted: ami-..., or --channel instead"
                 )
             return self.ami
-        load_channel(self.channel)
+        channel = self.from_channel or self.channel
+        load_channel(channel)
         built = str(load_components()["kubernetes"].version)
-        return pointer(self.image, self.kubernetes or built, self.channel)
+        return pointer(self.image, self.kubernetes or built, channel)
+
+    def _verified(self, nodes: NodeGroup, cloud: Cloud | None) -> tuple[NodeGroup, str]:
+        """The nodes, with --from-channel on the image's id, and why the image is trusted."""
+        from gpukiln.images.pointer import parse_path
+        from gpukiln.kubernetes.nodes.image_trust import released_image, require_trusted
+
+        pointer = parse_path(nodes.image)
+        if not (self.from_channel and pointer and cloud):
+            return nodes, require_trusted(nodes.image, cloud)
+        image_id, trust = released_image(pointer, cloud)
+        return replace(nodes, image=image_id, pointer=pointer.path), trust
+
+    def _update(self, nodes: NodeGroup, files: Mapping[str, str]) -> PoolUpdate | None:
+        """What the rendering changes: for the pool of a cluster, else compared with the folder's files."""
+        from pathlib import Path
+
+        from gpukiln.kubernetes.nodes import karpenter_changes, render
+
+        if self.context:
+            from gpukiln.kubernetes.cluster import Cluster
+
+            [text] = files.values()
+            return karpenter_changes.compare_cluster(nodes, text, Cluster(self.context))
+        return render.earlier_update(nodes, files, Path(self.output)) if self.output else None
 
     def _hours(self) -> Any:
         from gpukiln.kubernetes.nodes import group

@@ -17,7 +17,7 @@ class RenderedFile:
 
     Args:
         path: Relative to the folder.
-        change: Compared with the folder's file before; null: nothing was written.
+        change: Compared with the folder's file before; null: there is no folder.
     """
 
     path: str
@@ -41,11 +41,12 @@ class Rendering:
             yield f"{'other':8} {above}/{path}"
 
 
-def write(folder: Path | None, files: Mapping[str, str]) -> Rendering:
+def write(folder: Path | None, files: Mapping[str, str], *, dry_run: bool = False) -> Rendering:
     """Write files, each whole or not at all; other files in the folder stay and are reported.
 
     Args:
         folder: None: nothing is written.
+        dry_run: Only compare with the files that are there.
 
     Raises:
         UsageError: The folder is a file.
@@ -60,7 +61,7 @@ def write(folder: Path | None, files: Mapping[str, str]) -> Rendering:
         path = folder / name
         before = path.read_bytes() if path.is_file() else None
         same = before == text.encode()
-        if not same:
+        if not same and not dry_run:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Not 0600: the files are meant for a repository.
             write_atomic(path, text, mode=0o644)

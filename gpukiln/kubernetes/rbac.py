@@ -73,6 +73,11 @@ COMMAND_RULES: dict[str, tuple[RbacRule, ...]] = {
         RbacRule(("leaderworkersets",), ("get", "list"), group="leaderworkerset.x-k8s.io", everywhere=True),
         RbacRule(("workloads",), ("list",), group="kueue.x-k8s.io", everywhere=True),
     ),
+    # For --context: the pool that runs.
+    "nodes": (
+        RbacRule(("nodepools", "nodeclaims"), ("list",), group="karpenter.sh", everywhere=True),
+        RbacRule(("ec2nodeclasses",), ("get",), group="karpenter.k8s.aws", everywhere=True),
+    ),
     # For --cluster. --server also needs `create` for the objects that it sends, dry run or not.
     "check": (
         RbacRule(("nodes", "pods"), ("list",), everywhere=True),

@@ -64,7 +64,8 @@ KINDS: dict[str, dict[str, tuple[str, bool]]] = {
 }
 CUSTOM = {  # of clusters that have them: ApiServer.add_kind
     "apiextensions.k8s.io/v1": {"CustomResourceDefinition": ("customresourcedefinitions", False)},
-    "karpenter.sh/v1": {"NodePool": ("nodepools", False)},
+    "karpenter.k8s.aws/v1": {"EC2NodeClass": ("ec2nodeclasses", False)},
+    "karpenter.sh/v1": {"NodeClaim": ("nodeclaims", False), "NodePool": ("nodepools", False)},
     "kueue.x-k8s.io/v1beta2": {"LocalQueue": ("localqueues", True), "Workload": ("workloads", True)},
     "jobset.x-k8s.io/v1alpha2": {"JobSet": ("jobsets", True)},
     "kubeflow.org/v1": {"PyTorchJob": ("pytorchjobs", True), "MPIJob": ("mpijobs", True)},

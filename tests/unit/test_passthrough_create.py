@@ -28,7 +28,7 @@ def image(tmp_path: Path) -> Path:
     file.write_bytes(head + (2 << 30).to_bytes(8, "big") + b"\0" * 4096)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     (tmp_path / "node.qcow2.sha256").write_text(f"{digest}  node.qcow2\n")
-    about = {"proven": True, "changed": {"datasource": "nocloud"}}
+    about = {"verified": True, "changed": {"datasource": "nocloud"}}
     (tmp_path / "node.qcow2.json").write_text(json.dumps(about))
     (tmp_path / "keys.pub").write_text(f"# hers\n{KEYS}")
     return file
@@ -168,7 +168,7 @@ def spoil(change: str, rig: Rig, image: Path) -> None:
     elif change == "suffix":
         image.write_bytes(b"\0" * 1024)
     elif change == "record":
-        image.with_name("node.qcow2.json").write_text(json.dumps({"proven": False}))
+        image.with_name("node.qcow2.json").write_text(json.dumps({"verified": False}))
     elif change == "ec2":
         image.with_name("node.qcow2.json").write_text(json.dumps({"proven": True, "changed": {}}))
     elif change == "full":

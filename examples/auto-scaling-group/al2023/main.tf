@@ -1,6 +1,7 @@
 # GPU machines that join an EKS cluster by themselves. The launch template names the parameter and not an image:
 # machines that the group starts after a release have the new image, with no `terraform apply`. Those that run
-# stay until an instance refresh: aws autoscaling start-instance-refresh --auto-scaling-group-name NAME
+# stay until an instance refresh:
+# aws autoscaling start-instance-refresh --auto-scaling-group-name "$(terraform output -raw group_name)"
 #
 # Who launches needs ssm:GetParameters on the parameter.
 
@@ -126,4 +127,8 @@ resource "aws_autoscaling_schedule" "end" {
   min_size               = 0
   max_size               = 2
   desired_capacity       = -1
+}
+
+output "group_name" {
+  value = aws_autoscaling_group.gpu.name
 }

@@ -10,5 +10,6 @@ karpenter     EC2NodeClass and NodePools
 terraform     managed node group or Auto Scaling group, from the templates in terraform/
 userdata      what a node runs before its first pod
 placeholders  pods that keep nodes running in working hours
-image_trust   whether a trusted key signed the image
+image_trust   the image that a channel points at, and whether a trusted key signed it
+changes       what a rendering changes for a running pool; karpenter_changes and terraform_changes find it
 """

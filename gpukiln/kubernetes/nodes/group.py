@@ -48,6 +48,8 @@ class NodeGroup:
     Args:
         cluster: Name of the EKS cluster.
         image: SSM parameter of a channel, or the id of an AMI.
+        pointer: SSM parameter of the channel that pointed at `image`, where `image` is an id that was
+            resolved.
         base: Base image, a key of ami/bases.yaml.
         types: Instance types in order of preference, all of one architecture.
         minimum: Nodes that always run (managed, asg); maximum: GPUs of a Karpenter pool, nodes of other
@@ -77,6 +79,7 @@ class NodeGroup:
     role: str = ""
     dns_ip: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    pointer: str = ""
 
     @property
     def follows_channel(self) -> bool:
@@ -84,8 +87,9 @@ class NodeGroup:
 
     @property
     def definition(self) -> ImageDefinition | None:
-        """The definition of the channel's image; None for an AMI id."""
-        return load_image(self.image.split("/")[2]) if self.follows_channel else None
+        """The definition of the channel's image; None for an AMI id of no channel."""
+        path = self.image if self.follows_channel else self.pointer
+        return load_image(path.split("/")[2]) if path else None
 
     @property
     def base_image(self) -> Base:

@@ -48,10 +48,27 @@ def require_trusted(image: str, cloud: Cloud | None) -> str:
             if is_built_here
             else "not built by gpukiln; used because it was named"
         )
-    with explain_aws_errors(f"read {image}"):
+    return released_image(pointer, cloud)[1]
+
+
+def released_image(pointer: pointers.Pointer, cloud: Cloud) -> tuple[str, str]:
+    """The image that a channel points at now, verified.
+
+    The pointer is read once: what is verified is what is returned, also when a release moves it meanwhile.
+
+    Returns:
+        The id of the image, and why it is trusted, in words.
+
+    Raises:
+        RefusedError: No trusted key signed its release.
+        UsageError: The channel does not exist in the region of `cloud`.
+    """
+    with explain_aws_errors(f"read {pointer.path}"):
         image_id = pointers.read_all(cloud.client("ssm")).get(pointer)
     if image_id is None:
         raise UsageError(
-            f"{image} does not exist in {cloud.region}", hint="`invoke ami.channels` lists the channels"
+            f"{pointer.path} does not exist in {cloud.region}",
+            hint="`invoke ami.channels` lists the channels, `invoke ami.release BUILD --channel "
+            f"{pointer.channel} --regions {cloud.region}` releases to this one",
         )
-    return trust.require_released(cloud, require_image(cloud, image_id, hint=REGION_HINT), pointer)
+    return image_id, trust.require_released(cloud, require_image(cloud, image_id, hint=REGION_HINT), pointer)

@@ -53,6 +53,12 @@ def _head(group: NodeGroup) -> list[str]:
             "parameter and every node drifts: the budgets replace one at a time, and none "
             f"{group.hours.text}.",
         ]
+    elif group.pointer:
+        lines += [
+            f"{group.pointer} pointed at the image when this was rendered.",
+            "A release changes nothing here. Rendered again, the file has another image, and every node",
+            f"drifts: the budgets replace one at a time, and none {group.hours.text}.",
+        ]
     if group.hours.zone != "UTC":
         lines += ["Budgets have no time zone: in UTC they cover those hours in summer and in winter."]
     if len(group.by_gpu()) > 1:

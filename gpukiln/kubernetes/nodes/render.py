@@ -1,13 +1,17 @@
-"""Renders a node group for its provider, and notes for the user."""
+"""Renders a node group for its provider, with notes for the user and what changes for a running pool."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from gpukiln.catalog.instance_types import instance_type
+from gpukiln.errors import UsageError
+from gpukiln.kubernetes.check.yaml_tree import BrokenError
 from gpukiln.kubernetes.folder import RenderedFile, Rendering
 from gpukiln.kubernetes.machines import GPU, allocatable
-from gpukiln.kubernetes.nodes import karpenter, terraform
+from gpukiln.kubernetes.nodes import karpenter, karpenter_changes, terraform, terraform_changes
+from gpukiln.kubernetes.nodes.changes import PoolUpdate
 from gpukiln.kubernetes.nodes.group import NodeGroup
 from gpukiln.typed import strict
 
@@ -37,6 +41,7 @@ class Nodes:
     Args:
         notes: Consequences that the user should know.
         others: Other files in the output folder.
+        update: What the rendering changes for the running pool; null: there is nothing to compare with.
     """
 
     schema: str
@@ -45,6 +50,7 @@ class Nodes:
     files: tuple[RenderedFile, ...]
     notes: tuple[str, ...]
     others: tuple[str, ...]
+    update: PoolUpdate | None
 
 
 def files(group: NodeGroup) -> dict[str, str]:
@@ -52,11 +58,35 @@ def files(group: NodeGroup) -> dict[str, str]:
     return PROVIDERS[group.provider](group)
 
 
-def document(group: NodeGroup, rendering: Rendering, trust: str) -> Nodes:
+def earlier_update(group: NodeGroup, rendered: Mapping[str, str], folder: Path) -> PoolUpdate | None:
+    """What changes compared with the earlier rendering in a folder; None: it has none.
+
+    Raises:
+        UsageError: The earlier rendering can't be read.
+    """
+    earlier = {
+        name: (folder / name).read_text(errors="replace") for name in rendered if (folder / name).is_file()
+    }
+    if not earlier:
+        return None
+    if group.provider != "karpenter":
+        return terraform_changes.compare_files(group, earlier, rendered, str(folder))
+    [(name, text)] = earlier.items()
+    try:
+        return karpenter_changes.compare_files(group, text, rendered[name], str(folder))
+    except BrokenError as error:
+        raise UsageError(
+            f"{folder / name}: {error}; wanted: an earlier rendering, to compare with",
+            hint="remove or repair the file, or choose another --output",
+        ) from error
+
+
+def document(group: NodeGroup, rendering: Rendering, trust: str, update: PoolUpdate | None = None) -> Nodes:
     """The document of a rendered group.
 
     Args:
         trust: Why the image is trusted, in words.
+        update: What the rendering changes for the running pool.
     """
     return Nodes(
         SCHEMA,
@@ -65,6 +95,7 @@ def document(group: NodeGroup, rendering: Rendering, trust: str) -> Nodes:
         rendering.files,
         (f"{group.image}: {trust}", *notes(group)),
         rendering.others,
+        update,
     )
 
 
@@ -78,11 +109,15 @@ def _node(group: NodeGroup, name: str) -> NodeCapacity:
 
 def notes(group: NodeGroup) -> list[str]:
     lines = []
+    if group.pointer:
+        lines.append(
+            f"{group.pointer} points at {group.image}; after the next release run the same command again"
+        )
     if group.provider == "karpenter":
         pools = group.by_gpu()
         if len(pools) > 1:
             lines.append(f"{len(pools)} pools, for {', '.join(pools)}: each may have {group.maximum} GPUs")
-        if not group.follows_channel:
+        if not group.follows_channel and not group.pointer:
             lines.append("--ami is fixed: these nodes get no new releases; --channel follows releases")
     elif len(group.by_gpu()) > 1:
         lines.append(

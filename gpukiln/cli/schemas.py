@@ -86,8 +86,8 @@ def _ami() -> Documents:
         "ami.list/1": ObjectSchema(None, "The builds of this computer, newest first.", builds=[Record]),
         "ami.plan/1": ObjectSchema(
             ImagePlan,
-            proven_image=str | None,
-            proven_by_another_suite=str | None,
+            verified_image=str | None,
+            verified_by_another_suite=str | None,
             why_build=list[str],
             cost_estimate=(ObjectSchema(Cost, usd=float | None), None),
         ),

@@ -93,11 +93,11 @@ class AmiRelease(ProfileOptions, JsonOptions):
             **self.pick("cloud", "profile"),
         )
         cloud, signer = image.cloud, signer_of(self.sign_key, image.cloud)
-        proof = image.verification(rules)
-        excused = require_verified(self.channel, rules, proof, has_gpus=cloud.has_gpus)
-        regions = tuple(published) or rules.regions or (proof.region,)
+        verification = image.verification(rules)
+        excused = require_verified(self.channel, rules, verification, has_gpus=cloud.has_gpus)
+        regions = tuple(published) or rules.regions or (verification.region,)
         spec = publish.ReleaseSpec(
-            verification=proof,
+            verification=verification,
             channel_name=self.channel,
             channel=rules,
             regions=regions,
@@ -109,10 +109,12 @@ class AmiRelease(ProfileOptions, JsonOptions):
         )
         if self.after:
             load_channel(self.after)
-            require_channel_build(cloud, replace(spec.pointer, channel=self.after), proof.build, regions)
+            require_channel_build(
+                cloud, replace(spec.pointer, channel=self.after), verification.build, regions
+            )
         _clean_up_killed(cloud, dry_run=self.dry_run)
         if self.public and not self.dry_run:
-            _confirm_public(publish.source_image(cloud, proof)["Name"], regions, self.yes_public)
+            _confirm_public(publish.source_image(cloud, verification)["Name"], regions, self.yes_public)
         _report(self, publish.release(spec, cloud, ReleaseLog(), Progress(), dry_run=self.dry_run))
 
 

@@ -86,7 +86,7 @@ def build_image(
     stage = saved.stages.newest() if saved.stages else None
     progress = Progress(builds.last_durations(plan, stage), console=progress.console)
     build = builds.create(plan.image)
-    # The lock tells other commands that this build runs; scratch has the temporary files of Packer, Ansible
+    # The lock shows other commands that this build runs; scratch has the temporary files of Packer, Ansible
     # and the suite, which a killed build would leave.
     with build.locked(), scratch_folder(build):
         # Written before any work, so that a killed build can be found and cleaned up by its record.

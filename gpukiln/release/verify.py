@@ -55,8 +55,8 @@ def verifications(
     named = check_machines(subject, instance_types)
     machines = [named]
     if rules:
-        proof, has_gpus = image.verification(rules), image.cloud.has_gpus
-        missing = machines_to_try(channel, rules, proof, list(named), has_gpus=has_gpus)
+        verification, has_gpus = image.verification(rules), image.cloud.has_gpus
+        missing = machines_to_try(channel, rules, verification, list(named), has_gpus=has_gpus)
         machines = list(dict.fromkeys(check_machines(subject, types) for types in missing))
         if not machines:
             say(f"channel {channel} requires no other verdict on {subject.image_id}: nothing to verify")

@@ -40,7 +40,7 @@ ASK = """
 import os
 from pathlib import Path
 path = Path(sys.argv[3])
-contact_calls.note_cuda(str(path / contact.CALLS))
+contact_calls.record_cuda_calls(str(path / contact.CALLS))
 steps = contact.Contact(contact.Folder(path, os.uname().nodename), "", {})
 steps.ask_nvml(), steps.compute("first"), steps.compute("second"), steps.compare()
 """

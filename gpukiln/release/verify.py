@@ -37,7 +37,7 @@ def verifications(
 ) -> list[tuple[str, ...]]:
     """The instance types of each verification; none where a channel requires no other verdict.
 
-    What orphans commands of this computer left is removed before, as it may hold the quota of machines.
+    Orphans of this computer's earlier commands are removed before, because they may hold the quota.
 
     Args:
         rules: Those of the channel; None: no channel was named.

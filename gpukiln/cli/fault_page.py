@@ -46,7 +46,7 @@ def page() -> str:
         lines.append(f"| {severity} | {', '.join(numbers)} |")
     lines += [
         "",
-        # Those that are only worth knowing have no next step to explain; the table above has their numbers.
+        # Xids of severity info ask for nothing on the GPU itself; the table above has their numbers.
         *(f"- {explain(number)}" for number, row in sorted(xids().items()) if row.severity != "info"),
     ]
     return HEAD + "\n".join(lines) + "\n"

@@ -36,6 +36,7 @@ class K8sTest(KubernetesOptions):
             wait_s=MINUTE_S * self.wait_minutes,
         )
         if self.dry_run:
+            # Without a cluster: the namespace of the context is not known.
             pods = cluster_verification.pod_manifests(options, self.namespace or "default")
             results().show(dump(*pods).rstrip())
             return 0
@@ -78,4 +79,5 @@ class K8sDoctor(KubernetesOptions):
 
         diagnosis = diagnose(self.api(), self.pod, self.namespace)
         self.report(diagnosis, diagnosis_lines(diagnosis))
+        # Warnings alone exit with 0, as those of k8s.check do.
         return int(worst_severity(diagnosis.findings) == "error")

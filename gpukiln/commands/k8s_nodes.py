@@ -84,6 +84,7 @@ class K8sNodes(ProfileOptions, JsonOptions):
         from gpukiln.kubernetes.nodes.image_trust import require_trusted
         from gpukiln.typed import load, unknown
 
+        # Here, as `load` below would name the field and not the option.
         if self.provider not in get_args(group.Provider):
             raise unknown("--provider", self.provider, get_args(group.Provider))
         region = check_region(self.region or DEFAULT_REGION)
@@ -106,6 +107,7 @@ class K8sNodes(ProfileOptions, JsonOptions):
             "labels": group.parse_labels(self.label),
         }
         nodes = group.check(load(group.NodeGroup, fields, where="options"))
+        # Before files are rendered: none is written for a pointer whose signatures do not hold.
         trust = require_trusted(nodes.image, self.connect_to(self.cloud, region) if self.cloud else None)
         files = render.files(nodes)
         rendering = folder.write(Path(self.output) if self.output else None, files)
@@ -129,6 +131,7 @@ class K8sNodes(ProfileOptions, JsonOptions):
                     f"--ami {self.ami!r} is no image id", hint="wanted: ami-..., or --channel instead"
                 )
             return self.ami
+        # Refuses a name that no channel has; the parameter itself is looked up by the nodes.
         load_channel(self.channel)
         built = str(load_components()["kubernetes"].version)
         return pointer(self.image, self.kubernetes or built, self.channel)

@@ -147,7 +147,7 @@ def add_to(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
         if option.default is False:
             more["action"] = "store_true"
         else:
-            # SUPPRESS leaves out what was not typed, so that settings and defaults can be told apart from
+            # SUPPRESS leaves out what was not typed, so that settings and defaults can be distinguished from
             # typed values.
             more["action"] = "append" if isinstance(option.default, tuple) else _SingleValue
         parser.add_argument(*option.flags, **more)

@@ -82,6 +82,7 @@ def read(file: Path) -> ProjectFile:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{file}: {error}", hint="wanted: TOML, such as region = 'us-west-2'") from error
+    # First, because what is left of the document are settings, which have no tables.
     tables = {name: document.pop(name, {}) for name in (COMPONENTS, ROLES)}
     for name, table in tables.items():
         if not isinstance(table, dict):
@@ -152,6 +153,7 @@ def check_roles() -> None:
         UsageError: As `roles` says.
     """
     if project := current():
+        # The empty name is the lists of [roles], which images without a table of their own get.
         for image in {name.rpartition(".")[0] for name in project[1].roles} | {""}:
             roles(image)
 
@@ -178,6 +180,7 @@ def roles(image: str = "") -> OwnRoles:
             raise unknown(f"image of [{ROLES}.{table}] in {folder / recipes.PROJECT_FILE}:", table, images)
     before, after = (lists.get(f"{image}.{order}", lists.get(order, ())) for order in ORDERS)
     chosen = OwnRoles(before, after, lists.get(REPLACE, ()))
+    # The roles of all images: a mistake in one is found by whichever command runs first.
     _check(folder / ROLES, {name for names in lists.values() for name in names}, chosen.replace)
     for order, names in (("before", chosen.before), ("after", chosen.after)):
         if shipped := [name for name in names if name in chosen.replace]:

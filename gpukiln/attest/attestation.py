@@ -110,7 +110,8 @@ def write_attestation(
     elif envelope.exists() and not _has_payload(envelope, statement):
         envelope.unlink()
     tags = {SBOM_TAG: _sha256(sbom), STATEMENT_TAG: _sha256(statement), SIGNING_KEY_TAG: _key_of(envelope)}
-    # The files are on this computer only; by their digests on the AMI another computer recognises them.
+    # The files are on this computer only. With their digests on the AMI, another computer can verify that
+    # a copy of them belongs to it.
     with explain_aws_errors("write the digests of SBOM and provenance on the image"):
         cloud.client("ec2").create_tags(Resources=[baked.image_id], Tags=tag_list(tags))
     return Attestation(

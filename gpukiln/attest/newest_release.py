@@ -81,7 +81,8 @@ def require_newest(cloud: Cloud, pointer: Pointer, release: SignedRelease, keys:
 def _is_newest(file: Path, path: str, release: SignedRelease, keys: Collection[str]) -> bool:
     """Whether exactly this release is stored; False: none is, or an older one."""
     seen = _read(file).get(path)
-    # Numbers of a key that is no longer trusted do not count: whoever stole it could sign any.
+    # Numbers signed with a key that was replaced do not count: whoever stole that key could have signed a
+    # very high one, and no later release would ever be accepted.
     if seen is None or seen.key not in keys or seen.number < release.claim.number:
         return False
     location = release.location

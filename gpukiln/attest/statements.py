@@ -350,7 +350,8 @@ def _location_in(document: Mapping[str, Any]) -> AmiLocation:
     image, *snapshots = document["subject"]
     names = tuple(snapshot["name"] for snapshot in snapshots)
     location = AmiLocation(image["name"], image["uri"].split(":")[3], names)
-    # Names are read and the subjects rebuilt, so that no further subject or digest can be hidden there.
+    # Names are read from the document and rebuilt, so that it can't contain additional
+    # subjects or digests.
     if document["subject"] != _subjects(location):
         raise ValueError(f"the subject is not an image with its snapshots: {document['subject']}")
     return location

@@ -38,6 +38,8 @@ _OS_HINTS = {
     errno.EROFS: "let $GPUKILN_HOME name a folder that can be written to",
 }
 EXTRAS = {
+    # Names as they are imported, which differ from those on PyPI: pytest-testinfra is testinfra,
+    # packageurl-python is packageurl.
     "image": (
         *("_pytest", "ansible-core", "ansible_runner", "cryptography", "cyclonedx", "jinja2", "packageurl"),
         *("packaging", "pytest", "securesystemslib", "testinfra", "tomlkit", "univers"),
@@ -108,6 +110,7 @@ class RemovalOptions(Command):
     @property
     def removes(self) -> bool:
         """Whether the command removes what it shows."""
+        # Of two options that contradict each other the safer one counts.
         return self.yes and not self.dry_run
 
 
@@ -129,6 +132,7 @@ class PlaceOptions(ProfileOptions, JsonOptions):
     """A command that uses one region of one cloud."""
 
     cloud: str = CLOUD
+    # Each command has both spellings, whether it takes one region or several: nobody has to remember which.
     region: str = option("AWS region, for example us-west-2", also="regions", setting="region")
 
     def connect(self) -> Cloud:
@@ -152,6 +156,7 @@ class HostOptions(JsonOptions):
         """
         from gpukiln.nodes.hosts import find_targets
 
+        # Ansible runs in another folder, where a relative path would name another file.
         inventory = Path(self.inventory).expanduser().absolute() if self.inventory else None
         return find_targets(self.hosts, inventory, self.limit)
 
@@ -198,6 +203,7 @@ def exit_code_of(work: Callable[P, int | None], *args: P.args, **kwargs: P.kwarg
             return work(*args, **kwargs) or 0
     except GpukilnError as error:
         print_error(error)
+        # What could not be written is still in the buffer.
         if isinstance(error, streams.OutputError):
             streams.forget_output()
         return error.exit_code
@@ -210,6 +216,8 @@ def exit_code_of(work: Callable[P, int | None], *args: P.args, **kwargs: P.kwarg
     except BrokenPipeError:  # `| head` has read enough: no failure
         streams.forget_output()
         return 0
+    # What no package has turned into an error of its own, such as a full disk or a folder without permission,
+    # is for the user to fix: a message, no traceback. Last, because BrokenPipeError is an OSError, too.
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         print_error(UnavailableError(what, hint=_os_hint(error)))
@@ -222,9 +230,11 @@ def missing_extra(error: ModuleNotFoundError, noun: str) -> Exception:
     Args:
         noun: Of the command; the extra of this name is preferred where several have the module.
     """
+    # The error names what was imported, `moto.core`; EXTRAS has the module at the top.
     module = str(error.name).partition(".")[0]
     extras = [extra for extra, modules in EXTRAS.items() if module in modules]
     if not extras:
+        # A module that no extra has is a defect of gpukiln, and keeps its traceback.
         return error
     extra = noun if noun in extras else extras[0]
     how = "scripts/run installs it" if recipes.is_checkout() else f"pip install 'gpukiln[{extra}]'"
@@ -233,6 +243,7 @@ def missing_extra(error: ModuleNotFoundError, noun: str) -> Exception:
 
 def _os_hint(error: OSError) -> str:
     file = Path(str(error.filename or "."))
+    # A file of the checkout that was removed; of an installed package only a new installation has it.
     if error.errno == errno.ENOENT and recipes.is_checkout() and file.is_relative_to(recipes.root()):
         return f"`git checkout -- {file.relative_to(recipes.root())}` restores a file of the repository"
     return _OS_HINTS.get(error.errno or 0, "")
@@ -260,6 +271,7 @@ def results(*, json: bool = False) -> PlainConsole:
 
     console = PlainConsole(stderr=json)
     if not json:
+        # At each call: sys.stdout is replaced while a command runs (streams.output_named), and by tests.
         output: Any = streams.Results(sys.stdout)
         console.file = output
     return console

@@ -8,6 +8,8 @@ from gpukiln.errors import UsageError
 # last word may be incomplete. Where the program has no word, the shell completes file names (-o default and
 # _files).
 SCRIPTS = {
+    # 2>/dev/null, because an error would appear in the middle of the line that is being typed. In bash the
+    # words are separated by newlines alone, and the program's own name, the word 0, is left out.
     "bash": """\
 _gpukiln() {
   local IFS=$'\\n'
@@ -15,6 +17,7 @@ _gpukiln() {
 }
 complete -o default -F _gpukiln PROGRAM
 """,
+    # The first line is for a file of $fpath, the last for a script that is sourced (zshcompsys(1)).
     "zsh": """\
 #compdef PROGRAM
 _gpukiln() {
@@ -56,6 +59,7 @@ def complete(words: list[str], program: str) -> list[str]:
 
     *before, begun = words or [""]
     noun, _, verb = before[0].partition(".") if before else ("", "", "")
+    # `gpukiln NOUN VERB` are two words, Invoke's noun.verb is one.
     if program == GPUKILN and not verb:
         verb = "".join(before[1:2])
     if "--" in before:  # a command for another program follows, whose words only the shell knows

@@ -25,6 +25,7 @@ def require_consent(does: str, what: Sequence[str], *, yes: bool, answer: str = 
 
     if yes:
         return
+    # sys.stdin is None where file descriptor 0 is closed at the start (Python's documentation of sys).
     if not sys.stdin or not sys.stdin.isatty():
         # A script that has never named --yes must not be taken to have consented.
         hint = "--yes consents, --dry-run only shows it"
@@ -35,6 +36,8 @@ def require_consent(does: str, what: Sequence[str], *, yes: bool, answer: str = 
         )
     for line in what:
         print(line, file=sys.stderr)
+    # Not input(), which writes its prompt to standard output (Python's documentation), where results go.
+    # Without a newline at its end the prompt stays in the buffer unless it is flushed.
     print(f"{does}: type {answer} to go on: ", end="", file=sys.stderr, flush=True)
     typed = sys.stdin.readline().strip()
     if typed != answer:

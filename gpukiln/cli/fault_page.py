@@ -46,6 +46,7 @@ def page() -> str:
         lines.append(f"| {severity} | {', '.join(numbers)} |")
     lines += [
         "",
+        # Xids of severity info ask for nothing on the GPU itself; the table above has their numbers.
         *(f"- {explain(number)}" for number, row in sorted(xids().items()) if row.severity != "info"),
     ]
     return HEAD + "\n".join(lines) + "\n"

@@ -55,6 +55,7 @@ def commands(noun: str) -> dict[str, type[Command]]:
     by_verb: dict[str, type[Command]] = {}
     for module in NOUNS[noun][1]:
         for kind in vars(importlib.import_module(f"gpukiln.commands.{module}")).values():
+            # In its own namespace: groups of options inherit `run` of the base, and are no commands.
             if isinstance(kind, type) and issubclass(kind, Command) and "run" in vars(kind):
                 words = re.findall("[A-Z][a-z0-9]*", kind.__name__.removesuffix("Command"))
                 if len(words) > 1 and words[0].lower() == noun:
@@ -84,6 +85,7 @@ def main(argv: Sequence[str] | None = None, program: str = GPUKILN) -> int:
     """
     # `timeout` and systemd end a program by SIGTERM: it removes machines then as after Ctrl-C.
     signal.signal(signal.SIGTERM, _interrupt)
+    # Outside of exit_code_of, which writes errors with hints to standard error.
     with streams.errors_anywhere(), streams.program(program):
         return exit_code_of(_dispatch, list(sys.argv[1:] if argv is None else argv), program)
 
@@ -105,6 +107,7 @@ def _dispatch(words: list[str], program: str) -> int | None:
         typed_words.insert(0, "project")
     first = typed_words[0] if typed_words else ""
     if program == GPUKILN and first in NOUNS and (wants_help or len(typed_words) > 1):
+        # `gpukiln ami -h`: the commands of the noun.
         if len(typed_words) == 1:
             typed_words.insert(0, "--list")
         else:
@@ -124,6 +127,7 @@ def _dispatch(words: list[str], program: str) -> int | None:
         kind, typed = _find(first, program), typed_as(first, program)
         options = options_of(kind)
         if not wants_help:
+            # Help does not come here: it must not fail for a wrong gpukiln.toml, or wait for AWS's settings.
             values = read(typed, options, typed_words[1:] + words[at:], settings.complete)
             return _run(kind(**values), first)
         _say(f"Usage: {usage(typed, options)}\n", f"{(kind.__doc__ or '').strip()}\n")
@@ -134,6 +138,8 @@ def _dispatch(words: list[str], program: str) -> int | None:
 def _run(typed: Command, name: str) -> int | None:
     try:
         return typed.run()
+    # Only what `run` imports can be missing: what the modules of commands import at their top is installed
+    # without any extra.
     except ModuleNotFoundError as error:
         raise missing_extra(error, name.partition(".")[0]) from error
 
@@ -147,6 +153,7 @@ def _version() -> str:
     from gpukiln.images.commit import source_commit
 
     commit = source_commit()
+    # `-dirty` is kept: the commit alone would name another source than the one that runs.
     digits, dash, dirty = commit.partition("-")
     return (
         f"gpukiln {__version__}, commit {digits[:COMMIT_DIGITS]}{dash}{dirty}"
@@ -171,6 +178,7 @@ def _find(name: str, program: str) -> type[Command]:
     valid = names(noun) if noun in NOUNS else names()
     shown = [typed_as(valid_name, program).partition(" ")[2] for valid_name in valid]
     wrong = typed_as(name, program).partition(" ")[2] if "." in name else name
+    # A noun has few enough commands to name them all in the error.
     if noun in NOUNS and not verb:
         raise UsageError(
             f"unknown command {wrong!r}; valid: {', '.join(shown)}",

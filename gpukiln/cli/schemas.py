@@ -20,6 +20,7 @@ WIDTH = 160  # characters of a line of the files; schemas nest deep, and one key
 Documents = Mapping[str, ObjectSchema]
 
 
+# Each function imports the types of its noun: those of all nouns are most of gpukiln, and slow to import.
 def _ami() -> Documents:
     from gpukiln.attest.attestation import Attestation
     from gpukiln.exports.import_disk import DiskFile, ImportResult
@@ -65,6 +66,7 @@ def _ami() -> Documents:
         "ami.build/1": ObjectSchema(
             Record, "The record of a build that has ended.", image_id=str | None, built=bool
         ),
+        # The documents of one command differ in `schema`, by which a program knows which of them it has read.
         "ami.build.found/1": ObjectSchema(
             None,
             "A verified image of this plan exists: nothing was baked.",
@@ -86,8 +88,9 @@ def _ami() -> Documents:
         "ami.list/1": ObjectSchema(None, "The builds of this computer, newest first.", builds=[Record]),
         "ami.plan/1": ObjectSchema(
             ImagePlan,
-            proven_image=str | None,
-            proven_by_another_suite=str | None,
+            # Of both at most one is set. .github/workflows/rebuild.yml reads the first.
+            verified_image=str | None,
+            verified_by_another_suite=str | None,
             why_build=list[str],
             cost_estimate=(ObjectSchema(Cost, usd=float | None), None),
         ),
@@ -373,6 +376,7 @@ def _forms(noun: str = "") -> SchemaBuilder:
     from gpukiln.release.overview import ChannelRow
     from gpukiln.verify.verdict import Verdict
 
+    # All other documents are written by gpukiln, which leaves no field out; a contract is written by people.
     written: type | None = None
     if noun == "workspace":
         from gpukiln.workspaces.contract import Workspace
@@ -381,6 +385,7 @@ def _forms(noun: str = "") -> SchemaBuilder:
     counts = ObjectSchema(**dict.fromkeys(OUTCOMES, NonNegativeInt))
     return SchemaBuilder(
         {
+            # What the serializers of these types add: pydantic describes only declared fields.
             Verdict: {"passed": bool, "counts": counts},
             Release: {"schema": int, "parameter": str},
             ChannelRow: {"parameter": str},
@@ -392,6 +397,7 @@ def _forms(noun: str = "") -> SchemaBuilder:
 def files() -> dict[str, str]:
     """Every published schema by the name of its file."""
     schemas = {**{noun: schema_of(noun) for noun in NOUNS}, "verdict": verdict_schema()}
+    # Whoever edits a file by hand reads where it is from; JSON has no comments.
     comment = {"$comment": "Generated: python -m gpukiln.cli.schemas docs/schemas"}
     return {f"{name}.json": _text(comment | schema) + "\n" for name, schema in schemas.items()}
 
@@ -422,6 +428,7 @@ def _text(value: Any, indent: str = "", taken: int = 0) -> str:
 def main(folder: str) -> None:
     """Write every schema into a folder."""
     for name, text in files().items():
+        # Files of the repository; the default of write_atomic is private.
         write_atomic(Path(folder) / name, text, mode=0o644)
 
 

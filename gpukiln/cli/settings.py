@@ -38,6 +38,7 @@ def values() -> list[Value]:
     """Every setting, then the fields of components that the project changes, then its roles."""
     settings = {setting.name: setting for setting in _values()}
     if settings["region"].source == DEFAULT:
+        # Which commands take it depends on their --cloud, so the source says that it is for aws.
         region, source = aws_region(settings["profile"].value)
         if region:
             settings["region"] = Value("region", region, f"{source}, on aws")
@@ -54,6 +55,7 @@ def _values() -> list[Value]:
     settings = []
     for name, (_, default) in project.SETTINGS.items():
         variable = f"GPUKILN_{name.upper()}"
+        # An empty variable is as none: `GPUKILN_REGION= gpukiln ...` takes the value of the file.
         if text := os.environ.get(variable):
             settings.append(Value(name, text, f"${variable}"))
         elif name in own.settings:
@@ -74,6 +76,7 @@ def complete(options: Iterable[Option], typed: Mapping[str, Any]) -> dict[str, A
     """
     options = list(options)
     by_setting = {option.setting: option for option in options if option.setting}
+    # Before anything is read: a wrong gpukiln.toml stops only commands that take something of it.
     if not by_setting:
         return dict(typed)
     from gpukiln.project import COMPONENTS
@@ -81,6 +84,8 @@ def complete(options: Iterable[Option], typed: Mapping[str, Any]) -> dict[str, A
     given = {setting.name: setting.value for setting in _values() if setting.source != DEFAULT}
     result = dict(typed)
     default = next((option.default for option in options if option.name == "cloud"), "")
+    # First, because it decides which of the other settings count. gpukiln.toml's cloud is taken only by
+    # commands whose --cloud is a setting.
     cloud = typed.get("cloud") or (given.get("cloud", "") if "cloud" in by_setting else "") or default
     for setting, option in by_setting.items():
         if setting == COMPONENTS:
@@ -90,6 +95,7 @@ def complete(options: Iterable[Option], typed: Mapping[str, Any]) -> dict[str, A
             result[option.name] = given[setting]
     region = by_setting.get("region")
     if region and cloud != "embedded" and region.name not in result and not region.default:
+        # Only a command on aws uses the profile; the others take the region that any tool of AWS would.
         profile = str(result.get("profile", "")) if cloud == "aws" else ""
         name, _ = aws_region(profile)
         if name or cloud == "aws":
@@ -101,6 +107,7 @@ def components(typed: str = "") -> str:
     """Changes of components in the form of --set: the typed ones, and the project's of other fields."""
     from gpukiln import project
 
+    # A typed field replaces the project's of the same name, and leaves its other fields as they are.
     names = {word.partition("=")[0].strip() for word in typed.split(",")}
     current = project.current()
     fields = current[1].components if current else {}
@@ -117,8 +124,11 @@ def aws_region(profile: str) -> tuple[str, str]:
     Raises:
         UsageError: There is no such profile.
     """
+    # In the order of the AWS CLI: AWS_REGION takes precedence over AWS_DEFAULT_REGION, and that over the
+    # profile (its user guide, "Configuring environment variables").
     if region := os.environ.get("AWS_REGION"):  # of the CLI and other SDKs; botocore does not read it
         return region, "$AWS_REGION"
+    # Slow to import, and not needed with the variable.
     from botocore.exceptions import ProfileNotFound
     from botocore.session import Session
 

@@ -24,6 +24,7 @@ class _Output:
         self._file = file
 
     def __getattr__(self, name: str) -> Any:
+        # Rich asks the stream for isatty, encoding and fileno.
         return getattr(self._file, name)
 
     def write(self, text: str) -> int:
@@ -97,6 +98,7 @@ def _named_here(match: re.Match[str]) -> str:
 def _named() -> Iterator[None]:
     try:
         yield
+    # An OSError, too, but no failure: exit_code_of ends quietly.
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -136,6 +138,8 @@ def output_named() -> Iterator[None]:
     sys.stdout = _Output(before)
     try:
         yield
+        # Here, while the error can still be reported: at exit Python would print a traceback and exit with
+        # 120 (its documentation of sys.exit).
         sys.stdout.flush()
     finally:
         sys.stdout = before

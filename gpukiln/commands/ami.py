@@ -40,11 +40,14 @@ class BuildOptions(PlaceOptions, MachineOptions):
     def connect(self) -> Cloud:
         from gpukiln.clouds.select import make_cloud
 
+        # None for what is empty: the embedded cloud refuses a value of each of these.
         account = self.pick("profile", "subnet_id", "ssh_cidr")
         return make_cloud(self.cloud, self.region, **{name: text or None for name, text in account.items()})
 
     def plan(self, cloud: Cloud) -> tuple[ImagePlan, SigningPair | None]:
         """The plan, and the key pair that signs kernel modules."""
+        # Imported in the methods: completion and `--list` import this module for its options, and boto3,
+        # Packer's and Ansible's parts would make them slow.
         from gpukiln.images.bake import tool_versions
         from gpukiln.images.modules import signing_pair
         from gpukiln.images.plan import make_plan
@@ -60,6 +63,8 @@ class BuildOptions(PlaceOptions, MachineOptions):
             instance_types=words(self.instance_types),
             overrides=words(self.set),
             also=words(self.also),
+            # What builds and what signs are part of the digest: another Packer, or another key, is another
+            # image.
             tools=tool_versions(),
             signer=signing.sha256 if signing else "",
         )
@@ -79,8 +84,10 @@ class AmiPlan(BuildOptions):
         from gpukiln.typed import dump
 
         cloud = self.connect()
+        # A plan only reports them: it changes nothing.
         report_killed(Builds(), say)
         build_preview = preview(self.plan(cloud)[0], cloud, Builds())
+        # usd is a property, which dump leaves out.
         cost = {**dump(build_preview.cost), "usd": build_preview.cost.usd} if build_preview.cost else None
         self.report(
             build_preview.plan,
@@ -122,12 +129,15 @@ class AmiBuild(BuildOptions):
         progress, builds = Progress(), Builds()
         with progress.step("plan"):
             cloud = self.connect()
+            # Before a machine is started: a key that can't sign would else be noticed at the end of the
+            # build.
             signer = signer_of(self.sign_key, cloud)
             # A killed build may still run machines, which hold the quota that this build needs.
             if self.dry_run:
                 report_killed(builds, say)
             else:
                 clean_up_killed_builds(cloud, builds, say)
+            # Before the plan, which takes a while: it refuses a wrong --stages.
             uses_stages = stages_enabled(cloud, self.stages)
             plan, signing = self.plan(cloud)
             stages = stages_of(plan, cloud) if uses_stages else None
@@ -137,6 +147,7 @@ class AmiBuild(BuildOptions):
             self.show(f"{reuse.reuse_line(existing, then='it is verified again')} (--force builds anyway)")
         elif not self.force:
             self.show(*(f"  {line}" for line in steps.why_build(plan, builds)))
+        # After the line that says which image would be reused: that is what a dry run is for.
         if self.dry_run:
             say("dry run: nothing was started")
             if not existing:
@@ -157,6 +168,7 @@ class AmiBuild(BuildOptions):
             self.show(*steps.built_parts(build, record))
             image_id = record.bake.image_id if record.bake else None
             self.report(record, schema="ami.build/1", image_id=image_id, built=True)
+        # Last, so that the document of a build whose verification failed is printed, too.
         if verdict:
             steps.require_passed(verdict, build_id)
         return 0
@@ -174,6 +186,7 @@ class AmiList(JsonOptions):
         report_killed(Builds(), say)
         records = [build.read() for build in Builds().all()]
         self.report(None, builds_parts(Builds()) if records else (), schema="ami.list/1", builds=records)
+        # The document has an empty list, which says the same.
         if not records and not self.json:
             say("no build yet: `invoke ami.build --region us-west-2` makes the first")
 
@@ -188,6 +201,7 @@ class AmiTimings(JsonOptions):
         from gpukiln.images.builds import Builds
         from gpukiln.images.timings import timings, timings_table
 
+        # A build that runs, or was killed in its first step, has no step that has ended.
         records = [record for build in Builds().all() if (record := build.read()).durations_s]
         rows = timings(records[: max(self.last, 1)])
         self.report(None, [timings_table(rows)] if rows else (), schema="ami.timings/1", builds=rows)

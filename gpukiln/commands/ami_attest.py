@@ -36,6 +36,7 @@ class AmiAttest(ProfileOptions, JsonOptions):
         record = build.read()
         image_id = attestation.baked_image(record).image_id
         cloud = self.connect_to(record.plan.cloud, record.plan.region)
+        # In a dry run, too: it fails for a key that can't sign.
         signer = signer_of(self.sign_key, cloud)
         if self.dry_run:
             signed = signer is not None
@@ -50,9 +51,13 @@ class AmiAttest(ProfileOptions, JsonOptions):
             self.show(*attestation.findings_lines(findings))
             fields = {"build": build.id, "image_id": image_id, "findings": findings}
             self.report(fields, schema="ami.attest.verify/1")
+            # After the report: exit 1 without the findings would not say what is wrong.
             attestation.require_verified(image_id, findings)
         else:
+            # ask=False, as a role that only writes tags may not list machines: records and keys of this
+            # computer have to do.
             clean_up_killed_builds(cloud, Builds(), say, ask=False)
+            # The lock keeps a build or a verification from writing the record at the same time.
             with build.locked():
                 written = attestation.write_attestation(build, record, cloud, signer)
             self.report(written, attestation.attestation_lines(written), schema="ami.attest/1")
@@ -67,5 +72,7 @@ class AmiAttest(ProfileOptions, JsonOptions):
                 "--key, --identity and --issuer are for --verify",
                 hint="add --verify, or sign with --sign-key",
             )
+        # An identity counts only with its issuer: any other OIDC provider could certify the same name. cosign
+        # asks for both, too.
         if bool(self.identity) != bool(self.issuer) or (self.key and self.identity):
             raise UsageError("wanted: --key, or both --identity and --issuer")

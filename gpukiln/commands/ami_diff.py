@@ -21,6 +21,7 @@ class AmiDiff(Command):
     )
     new: str = option("the image that replaces it, named likewise", first=True, required=True)
     vulnerabilities: str = VULNERABILITIES
+    # This command has three forms and so no JsonOptions; --json is here because every other command has it.
     format: str = option("text (the default), markdown or json", "text")
     json: bool = option("the same as --format json", False)
 
@@ -31,12 +32,14 @@ class AmiDiff(Command):
         from gpukiln.release.diff_view import check_format, sections, to_markdown, to_terminal
         from gpukiln.release.osv import load_named
 
+        # A misspelled format is refused before two records and the OSV files are read.
         form = check_format("json" if self.json else self.format)
         old, new = (find_compared_image(Builds(), name) for name in (self.old, self.new))
         diff = compare(old, new, load_named(self.vulnerabilities))
         if form == "json":
             print_document("ami.diff/1", diff)
         elif form == "markdown":
+            # Not by `results`, which would wrap lines for the terminal: it goes into an issue or a file.
             print(to_markdown(sections(diff)), end="")
         else:
             results().print(to_terminal(sections(diff)))

@@ -41,6 +41,7 @@ class AmiExport(ExistingImageOptions):
         from gpukiln.release.find import find
         from gpukiln.units import Memory
 
+        # By its record here or by the AMI's tags: another machine may have built the image.
         image = find(self.image, Builds(), **self.pick("cloud", "region", "profile"))
         if not image.image_id:
             raise UsageError(f"build {self.image} has no image", hint="`invoke ami.list` shows others")
@@ -57,6 +58,7 @@ class AmiExport(ExistingImageOptions):
             return
         export = run.export(options, image.cloud, image.image_id, image.build, Progress())
         self.report(export, schema="ami.export/1")
+        # With --json these lines go to standard error, next to the document on standard output.
         self.show(*view.export_lines(export))
 
 
@@ -90,6 +92,7 @@ class AmiImport(PlaceOptions):
             **self.pick("image", "base", "driver", "modules", "trust"),
             instance_types=tuple(words(self.instance_types)),
         )
+        # Before the disk is read, whose checksum takes minutes.
         if self.trust and self.cloud != "embedded":
             raise UsageError(
                 "--trust is for the embedded cloud: machines of EC2 share no kernel with this computer",

@@ -38,6 +38,7 @@ class AmiVerify(ExistingImageOptions, MachineOptions):
         from gpukiln.release.needs import require_verified
         from gpukiln.release.verify import verifications, verify
 
+        # Before anything is looked up or started, as its verdict would never satisfy the channel.
         if self.simulated and self.for_:
             raise UsageError(
                 f"--simulated is a rehearsal, and channel {self.for_} requires a verdict that counts",
@@ -49,7 +50,9 @@ class AmiVerify(ExistingImageOptions, MachineOptions):
         signer = signer_of(self.sign_key, image.cloud)
         types, simulated = words(self.instance_types), self.simulated
         machines = verifications(image, rules, self.for_, types, signer, simulated=simulated, say=say)
+        # All of them: a machine that fails does not keep the others from being tried.
         verdicts = list(verify(image, machines, signer, self.show, spot=self.spot, simulated=simulated))
+        # Before the exit code is decided, so that the document of a failed verification is printed.
         self.report(None, schema="ami.verify/1", verdicts=verdicts)
         for verdict in verdicts:
             require_passed(verdict, self.build)

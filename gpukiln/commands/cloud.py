@@ -49,6 +49,7 @@ class CloudEnv(Command):
         from gpukiln.clouds.select import make_cloud
 
         for name, value in make_cloud("embedded", self.region).environment().items():
+            # unset, because a variable of the shell, such as AWS_PROFILE, would take precedence over these.
             print(f"export {name}={shlex.quote(value)}" if value else f"unset {name}")
 
 
@@ -87,15 +88,18 @@ class CloudClean(RemovalOptions):
         if self.released and not self.images and not self.base:
             raise UsageError("--released says which images go too", hint="together with --images or --base")
         layout = Layout()
+        # First and on standard error: whoever removes something should know that a file is damaged.
         for problem in problems(layout):
             say(f"wrong   {problem}")
         if self.removes:
             refuse_while_machines_run(layout, force=self.force)
             stop_server(layout)
+        # After the server has ended: while it runs, it can still create images and volumes.
         cleaning = plan_cleaning(layout, **self.pick("images", "base", "released", "volumes"))
         results().show(*(f"kept    {line}" for line in cleaning.kept))
         if self.removes:
             carry_out(layout, cleaning)
+        # Printed after the removal: no line says that something is gone that is still there.
         verb = "removed" if self.removes else "would remove"
         results().show(*(f"{verb} {line}" for line in cleaning.lines))
         if not self.removes:
@@ -138,6 +142,8 @@ class CloudConsole(Command):
         from gpukiln.clouds.embedded.inventory import console_file
         from gpukiln.clouds.embedded.layout import Layout
 
+        # Firmware and kernel write any byte, so that not all of it is UTF-8; and it is printed as it is,
+        # without Rich's markup.
         sys.stdout.write(console_file(Layout(), self.instance).read_text(errors="replace"))
 
 
@@ -158,6 +164,7 @@ class CloudSsh(Command):
         from gpukiln.clouds.embedded.client import ssh_to
         from gpukiln.clouds.embedded.layout import Layout
 
+        # The exit code is ssh's, and so are terminal and signals: this process becomes ssh.
         ssh = ssh_to(Layout(), self.instance, self.user, Path(self.key))
         os.execvp("ssh", ssh.command(batch=False))  # noqa: S606 - ssh takes over this terminal
 
@@ -173,6 +180,7 @@ class CloudRefresh(Command):
         from gpukiln.clouds.embedded.layout import Layout
         from gpukiln.progress import Progress
 
+        # Before the server is stopped: a computer that can't build a base keeps its running machines.
         client.check_host()
         layout, progress = Layout(), Progress()
         client.refuse_while_machines_run(layout, force=self.force)

@@ -48,6 +48,7 @@ class CloudGpus(JsonOptions):
         from gpukiln.clouds.embedded.gpus.change import GpuChangeOptions
         from gpukiln.clouds.embedded.layout import Layout
 
+        # The names are in the source, so that no server is started for them.
         if self.list:
             names = view.names()
             self.report(names, [view.names_table(names)], schema="cloud.gpus.list/1")
@@ -72,7 +73,9 @@ class CloudGpus(JsonOptions):
             request = {"instance_id": find_machine(layout, self.machine), "seconds": self.seconds}
             interruption = ask_server(layout, "/gpukiln/interrupt", request)
         ids = machine_ids(layout) if self.machine == ALL else [find_machine(layout, self.machine)]
+        # A request without a change only reads.
         machines = [ask_server(layout, "/gpukiln/gpus", {"instance_id": id, **change}) for id in ids]
+        # As its help says: `all` that have simulated GPUs.
         if self.machine == ALL:
             machines = [machine for machine in machines if machine["simulated"] or machine["gpus"]]
         scarce = scarcity.script(layout).lines

@@ -46,6 +46,7 @@ class CloudPolicy(Command):
         from gpukiln.workspaces.iam import boundary
 
         jobs = words(self.for_)
+        # Refuses a misspelled name, for which the policy would allow a parameter that nothing reads.
         for channel in words(self.channels):
             load_channel(channel)
         scope = iam.Scope(
@@ -59,6 +60,7 @@ class CloudPolicy(Command):
                 raise UsageError(f"--secrets and --artifact-cache are for --for {iam.BOUNDARY_JOB}")
             print_json(iam.policy(jobs, scope))
             return
+        # Standard output has one document, which `aws iam create-policy --policy-document` takes as it is.
         if len(jobs) > 1:
             raise UsageError(
                 f"{', '.join(jobs)}: a permissions boundary is a policy of its own",
@@ -82,6 +84,7 @@ class CloudTrust(Command):
     def run(self) -> None:
         from gpukiln.clouds import iam
 
+        # Before the note, and without a field `schema`: IAM refuses fields that it does not know.
         print_json(iam.trust(**self.pick("account", "repository", "ids", "branch", "environment")))
         if not self.ids:
             say(

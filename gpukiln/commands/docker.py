@@ -89,6 +89,7 @@ class DockerBuild(ContainerOptions):
         progress, builds = Progress(), ContainerBuilds()
         with progress.step("plan"):
             engine, plan = find_engine(self.engine), self.plan()
+        # Shown before a build that takes minutes, so that a wrong plan can be interrupted.
         self.show(view.plan_table(plan))
         reused = None if self.force else find_existing_build(plan, builds, engine)
         self.show(*([view.reused_line(reused.read())] if reused else why_build(plan, builds)))
@@ -105,6 +106,7 @@ class DockerBuild(ContainerOptions):
                 builds,
                 progress,
                 overrides=words(self.set),
+                # At blanks: a value of BuildKit has commas in it, such as type=registry,ref=HOST/NAME.
                 cache_from=self.cache_from.split(),
                 cache_to=self.cache_to.split(),
             )
@@ -114,6 +116,7 @@ class DockerBuild(ContainerOptions):
             record, verdict = verify_container(build, progress)
             passed = verdict.passed
             self.show(*view.verdict_parts(build, verdict))
+        # Also of an image that failed: the exit code alone would not say which check did.
         self.report(record, schema="docker.build/1", built=reused is None)
         return int(not passed)
 

@@ -42,6 +42,7 @@ class DockerCheck(PlaceOptions):
             )
         if self.gpu and self.instance_types:
             raise UsageError("--gpu and --instance-types are both given", hint="leave one of them out")
+        # Any name is accepted with --cuda; alone it must be a folder of docker/, else this raises.
         if not self.cuda:
             load_container(self.image)
         version = self.cuda or load_components()["cuda"].version or ""
@@ -50,6 +51,7 @@ class DockerCheck(PlaceOptions):
             node = replace(node, gpus=tuple(gpus))
         check = check_container(self.image, version, node)
         self.report(check, check_lines(check), schema="docker.check/1")
+        # After the report, in which the rule is named that exit 3 is about.
         check.require_works()
 
     def _node(self) -> Node:
@@ -58,11 +60,13 @@ class DockerCheck(PlaceOptions):
         from gpukiln.images.builds import Builds
 
         if self.driver:
+            # A branch alone does not decide: CUDA and GPUs ask for a release of it, an L40S for 535.104.05.
             if "." not in self.driver:
                 raise UsageError(
                     f"--driver {self.driver!r} is no version", hint="wanted: all of it, such as 535.309.01"
                 )
             return Node(f"driver {self.driver}", self.driver)
+        # The record first: it needs no account, and tags of an AMI can have been changed since.
         build = Builds().find(self.build) if self.build else Builds().of_image(self.ami)
         if build:
             return node_of_record(build.read())

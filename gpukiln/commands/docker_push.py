@@ -34,6 +34,7 @@ class DockerPush(PlaceOptions):
             raise UsageError(
                 f"--repository is in {address.region}, not in {self.region}", hint="leave out --region"
             )
+        # A registry that is not ECR needs no account of AWS; the engine has its login.
         cloud = self.connect_to(self.cloud, address.region or self.region) if address.is_ecr else None
         build = ContainerBuilds().find(self.build or self.image)
         options = self.pick("unverified", "create", "dry_run")

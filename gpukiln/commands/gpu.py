@@ -34,6 +34,7 @@ class OnHosts(HostOptions):
         try:
             return cli.run(self.verb, options)
         except GpukilnError as error:
+            # A program that reads --json gets a document also of this failure, as it does of a host's.
             failed = [cli.failure(error)]
             self.report(document(self.verb, [], failed), schema=self.verb.schema)
             raise
@@ -60,6 +61,7 @@ class OnHosts(HostOptions):
             )
         if takes_terminal:
             return run_interactive(targets[0], verb, argv, options.command, sudo=self.sudo)
+        # --forks 0 would be a pool without a thread.
         answers = ask_all(targets, verb, argv, sudo=self.sudo, forks=self.forks or 1)
         nodes = [node for answer in answers for node in answer.nodes]
         failed = [failure for answer in answers for failure in answer.failed]
@@ -84,6 +86,7 @@ def words_of(verb: Verb, options: Options) -> list[str]:
         if declared.default is False:
             argv.append(declared.flag)
         elif isinstance(declared.default, tuple):
+            # With `=`, as a value may begin with a dash.
             argv += [f"{declared.flag}={part}" for part in value]
         else:
             argv.append(f"{declared.flag}={value}")
@@ -97,6 +100,7 @@ def make(verb: Verb) -> type[OnHosts]:
         [
             (declared.name, type(declared.default), _field(declared))
             for declared in verb.all_options
+            # HostOptions has it.
             if declared.name != "json"
         ],
         bases=(OnHosts,),
@@ -106,6 +110,7 @@ def make(verb: Verb) -> type[OnHosts]:
 
 
 def _field(declared: Option) -> Any:
+    # `option` declares a field, whose name make_dataclass gets by itself.
     return option(**{name: value for name, value in asdict(declared).items() if name != "name"})
 
 

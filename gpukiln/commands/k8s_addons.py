@@ -58,9 +58,12 @@ class K8sAddons(JsonOptions):
             shared=self.sharing,
             runners={"url": self.runners, "image": self.image},
         )
+        # After the settings, which decide which add-ons a cluster gets without --only.
         names = render.select_add_ons(words(self.only), settings)
         files = render.render_files(settings, names)
         rendering = folder.write(Path(self.output) if self.output else None, files)
+        # Manifests alone on standard output, so that they can be piped; what to do next goes to standard
+        # error.
         if self.output or self.json:
             self.report(listing.listing(settings, names, rendering), rendering.lines(self.output))
         else:

@@ -49,6 +49,7 @@ class K8sCheck(JsonOptions):
         from gpukiln.kubernetes.check import output, registry
         from gpukiln.kubernetes.check.run import CheckOptions, check
 
+        # Lists without reading a file or a cluster.
         if self.rules:
             self.report(registry.listing(), output.rule_lines())
             return 0
@@ -56,4 +57,5 @@ class K8sCheck(JsonOptions):
         lists = {name: words(options[name]) for name in ("files", "types", "pools", "crd", "rule")}
         report = check(CheckOptions(**{**options, **lists}), say)
         self.report(report, output.lines(report))
+        # 0 with warnings: a check in CI fails for what can't work, unless --strict is given.
         return 1 if report.counts.errors or (self.strict and report.counts.warnings) else 0

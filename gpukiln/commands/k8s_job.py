@@ -38,12 +38,14 @@ class K8sJob(JobOptions, KubernetesOptions):
         from gpukiln.kubernetes.jobs.request import job_from_options
 
         self._check_together()
+        # Only then: a Job is rendered without a cluster, and without its Python client.
         cluster = self.api() if self.apply or self.attach else None
         if cluster and self.attach:
             end = self._follow(cluster, self.name, self.namespace, is_submitter=False)
             return self._ended(end, attached_document(cluster, self.name, self.namespace, end))
         job = job_from_options(self)
         if cluster:
+            # Before notes and file, so that both are about the Job that is submitted.
             job = adapt_to_namespace(cluster, job, say)
         for note in job.notes():
             say(f"note: {note}")
@@ -52,6 +54,7 @@ class K8sJob(JobOptions, KubernetesOptions):
         if cluster:
             return self._submit(cluster, job)
         if not self.output and not self.json:
+            # Nothing else goes to standard output: `| kubectl apply -f -` takes it.
             print(as_yaml(job), end="")
         self._document(job)
         return 0
@@ -70,10 +73,12 @@ class K8sJob(JobOptions, KubernetesOptions):
             for line in follow.resume_hints(job.name, job.namespace or cluster.namespace, cluster.context):
                 say(line)
             self._document(job, cluster)
+            # Nobody waits here for its end, so the same command is not to continue it; --attach does.
             submission.end()
             return 0
         end = self._follow(cluster, job.name, job.namespace, is_submitter=True)
         code = self._ended(end, document(job, cluster=cluster, end=end))
+        # Only now: a run that is killed before its end is reported is continued by the same command.
         submission.end()
         return code
 
@@ -85,6 +90,7 @@ class K8sJob(JobOptions, KubernetesOptions):
         where = namespace or cluster.namespace
 
         def write(line: str) -> None:
+            # In a pipe Python buffers blocks: a CI job would show the log late, or lose its end.
             print(line, flush=True)
 
         try:
@@ -92,11 +98,13 @@ class K8sJob(JobOptions, KubernetesOptions):
                 cluster,
                 name,
                 where,
+                # With --json the document has standard output for itself.
                 write=say if self.json else write,
                 say=say,
                 patience=follow.WaitLimits(within),
                 is_submitter=is_submitter,
             )
+        # The Job goes on without this process. `| head` has only read enough: it never removes the Job.
         except (KeyboardInterrupt, BrokenPipeError) as ended:
             if self.delete_on_interrupt and isinstance(ended, KeyboardInterrupt):
                 cluster.delete("Job", name, where)

@@ -100,6 +100,7 @@ class K8sNodes(ProfileOptions, JsonOptions):
         from gpukiln.kubernetes.nodes import group, render
         from gpukiln.typed import load, unknown
 
+        # Here, as `load` below would name the field and not the option.
         if self.provider not in get_args(group.Provider):
             raise unknown("--provider", self.provider, get_args(group.Provider))
         self._check_options()
@@ -123,6 +124,7 @@ class K8sNodes(ProfileOptions, JsonOptions):
             "labels": group.parse_labels(self.label),
         }
         nodes = group.check(load(group.NodeGroup, fields, where="options"))
+        # Before files are rendered: none is written for a pointer whose signatures do not hold.
         nodes, trust = self._verified(nodes, self.connect_to(self.cloud, region) if self.cloud else None)
         files = render.files(nodes)
         output = Path(self.output) if self.output else None
@@ -174,6 +176,7 @@ class K8sNodes(ProfileOptions, JsonOptions):
                     f"--ami {self.ami!r} is no image id", hint="wanted: ami-..., or --channel instead"
                 )
             return self.ami
+        # Refuses a name that no channel has; the parameter itself is looked up by the nodes.
         channel = self.from_channel or self.channel
         load_channel(channel)
         built = str(load_components()["kubernetes"].version)

@@ -80,6 +80,7 @@ class NodeApply(ConvergeOptions):
             if self.limit:
                 raise UsageError("--resume names its hosts itself, --limit can't be given with it")
             inventory, limit = resumed(self.resume, self.inventory)
+            # By the command itself: all that is checked below holds for the resumed hosts, too.
             return replace(self, inventory=inventory, limit=limit, resume="").run()
         # The project's components are a default here, and no --set that somebody typed.
         changed = self.set if self.set != settings.components() else ""
@@ -104,6 +105,8 @@ class NodeDrift(ConvergeOptions):
         from gpukiln.nodes.converge import exit_code
 
         result = self.converge("drift", self.request("drift.yml", check=True))
+        # A difference is the answer, whatever became of other hosts. An interrupted run has none: exit_code
+        # raises.
         if any(host.changes for host in result.hosts.values()) and not result.stopped:
             return 1
         return exit_code(result)
@@ -116,6 +119,7 @@ class VerifyOptions(HostOptions):
     profile: str = option(
         "what they are: node, or eks-node for one that was booted from a baked image", "node"
     )
+    # -1 is no number, because a host may have to have 0.
     expect_gpus: int = option(
         "GPUs that each must have; default: at least one, or 0 where the profile expects none", -1
     )
@@ -131,6 +135,8 @@ class VerifyOptions(HostOptions):
         from gpukiln.nodes.view import render_verified, verification_rows
 
         options = self.pick("profile", "expect_gpus", "simulated", "forks", "max_seconds")
+        # The function, not the hosts: an inventory's plug-in may be slow, and its time counts for
+        # --max-seconds.
         verifications, page = examine(purpose, self.targets, **options, **layers)
         self.show(render_verified(verifications), f"report: {page}")
         self.report(None, schema=f"node.{purpose}/1", hosts=verification_rows(verifications))
@@ -185,6 +191,8 @@ class NodeTest(JsonOptions):
             "scenarios": [dump(outcome) for outcome in outcomes],
             "not_run": [scenario.name for scenario in others],
         }
+        # Before it is shown: the next run takes the durations from it, also where this output can't be
+        # written.
         run.write_document(document)
         self.show(render_outcomes(outcomes, others), f"logs: {run.folder}")
         self.report(document, schema="node.test/1")
@@ -204,6 +212,7 @@ class NodeRunsCommand(RemovalOptions, JsonOptions):
         from gpukiln.pipeline.verify import report_folders
         from gpukiln.state import state_home
 
+        # A verification of an image that another machine built has no build's folder to keep its report in.
         images = [("image", folder) for folder in report_folders(state_home())]
         folders = [*RunStore().folders(), *images]
         runs = old_runs(folders, keep=self.keep, older_than_days=self.older_than)
@@ -215,4 +224,5 @@ class NodeRunsCommand(RemovalOptions, JsonOptions):
             say("no run has left anything on this machine")
         if runs and not self.removes:
             say(removal_notice(runs))
+        # After the table, which says which ones were removed.
         require_removed(runs)

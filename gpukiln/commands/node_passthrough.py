@@ -16,11 +16,13 @@ class NodePassthrough(JsonOptions):
     pve: str = option(
         "the Proxmox VE: HOST[:PORT] with a token, ssh://root@HOST, or local on the host itself"
     )
+    # 0 is none: Proxmox VE's numbers begin at 100.
     vm: int = option("the VM's number; with --create default: the next free one", 0)
     gpu: str = option("the GPU: its PCI address, 0000:01:00, or mapping:NAME")
     apply: bool = option("set it; without --apply the change is only shown", False)
     undo: str = option("take a change back: the file that it wrote")
     node: str = option("with --create: the cluster's node")
+    # A text, because 0 is a slot and no slot is the default.
     slot: str = option("N of hostpciN; default: the first that is free")
     primary: bool = option("the GPU is the VM's first display (x-vga); not for computing", False)
     hide_rom: bool = option("the VM does not see the GPU's ROM (rombar=0); some cards need that", False)
@@ -53,7 +55,9 @@ class NodePassthrough(JsonOptions):
         from gpukiln.nodes.passthrough.run import PassthroughRun, create_vm, give_gpu, undo
 
         self._check_together()
+        # Of two options that contradict each other the safer one counts.
         apply = self.apply and not self.dry_run
+        # The file has host, VM and device, so that nothing else is parsed.
         if self.undo:
             undone = undo(self.undo, self.token_file, apply=apply, show=self.show)
             self.report(undone)
@@ -61,6 +65,7 @@ class NodePassthrough(JsonOptions):
         way = PveTarget(self.pve, self.fingerprint, self.ca, self.token_file)
         slot = int(self.slot) if self.slot else None
         request = parse_request(**self.pick("gpu", "primary", "hide_rom"), slot=slot) if self.gpu else None
+        # Over SSH or on the host itself, drivers and leases are read where --pve points.
         if self.ssh and not way.https:
             raise UsageError(f"--ssh is for a host that is asked with a token, and --pve is {self.pve}")
         run = PassthroughRun(apply, self.accept_unseen, self.ssh, self.show)

@@ -55,6 +55,7 @@ class OfferRegionOptions(ProfileOptions, JsonOptions):
                 from gpukiln.catalog.regions import check_region  # botocore's, slow to import
 
                 check_region(name)
+        # The user's order is kept: `connect` asks the first region.
         return list(dict.fromkeys(names))
 
     @property
@@ -84,6 +85,7 @@ class CostOptions(Command):
 
     volume: str = option("a volume of gp3 whose cost is added, for example 100GB")
     no_address: bool = option("without a public IPv4 address, which costs money", False)
+    # 8760 hours of a year by 12, as AWS's own calculator counts a month.
     hours: int = option("hours a month that it runs", 730)
 
     def usage(self) -> MachineUsage:
@@ -124,12 +126,14 @@ class RequestOptions(CostOptions, SoftwareOptions, OfferRegionOptions):
 
         usage, regions, cloud = self.usage(), self.region_names, self.connect()
         runs = run_spec(self.needs, self.image, cloud)
+        # What a deploy would take are the images of an account, which only its cloud can list.
         if runs.choose and cloud is None:
             raise UsageError("--image auto needs a cloud", hint="add --cloud aws or --cloud embedded")
         budget = Money.parse(self.budget, "--budget") if self.budget else None
         offers, error = list_offers(
             request, regions, _today(), use=usage, runs=runs, cloud=cloud, size=size, budget=budget
         )
+        # Before the error: where nothing satisfies the request, the machines that come near are the answer.
         self.report(offers, view.listing_parts(offers, all=self.all))
         return error
 
@@ -165,6 +169,7 @@ class OfferSize(RequestOptions):
     kv_width: int = option(
         "key/value heads times the width of a head; default: as if every head had its own", 0
     )
+    # As Llama 3 has.
     vocabulary: int = option("tokens that the model knows", 128256)
     kv_precision: str = option("of keys and values that are kept; default: 16 bit")
     optimizer: str = option("adamw, adamw8bit or sgd", "adamw")
@@ -184,9 +189,11 @@ class OfferSize(RequestOptions):
         model = sizes.Model(weights, self.layers, self.width, self.kv_width, self.vocabulary)
         run = sizes.ModelRun(**self.pick(*(field.name for field in fields(sizes.ModelRun))))
         size = sizes.size(model, run)
+        # Without GPUs, which follow from the size of the model.
         machine = parse_request("", **self.pick("cpu", "memory", "disk", "max_price", "spot"))
         request = sizes.to_request(size, machine)
         if error := self.list_offers(request, size):
+            # Not for a price or a budget that no machine keeps to: more GPUs only cost more.
             if sizes.needs_more_gpus(request):
                 more = self.tensor_parallel * 2
                 error.hint = f"--tensor-parallel {more} shares it among more GPUs; or fewer bits"
@@ -250,8 +257,10 @@ class OfferRefresh(OfferRegionOptions):
         region, cloud = self.only_region, self.connect()
         if cloud is None:
             raise UsageError("--cloud is empty", hint="aws or embedded")
+        # Each part may fail alone: its old answer stays, with its old day.
         document = refresh_document(cloud, region, say, diff=self.diff)
         self.report(document, view.refresh_parts(document))
+        # Before the exit code 10: an answer with gaps does not show what the catalogue lacks.
         require_complete(document.refreshed)
         return 10 if document.difference and document.difference.patch else 0
 
@@ -259,4 +268,5 @@ class OfferRefresh(OfferRegionOptions):
 def _today() -> date:
     from datetime import UTC, datetime
 
+    # In UTC, as offers/refresh.py stores the days of answers.
     return datetime.now(UTC).date()

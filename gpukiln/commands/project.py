@@ -50,6 +50,7 @@ class ProjectInit(Command):
         file = folder / recipes.PROJECT_FILE
         if file.exists() and not self.image:
             raise RefusedError(f"{file} is there", hint="`invoke project.config` shows it")
+        # An existing folder is usually a repository, whose files stay (see _write).
         folder.mkdir(parents=True, exist_ok=True)
         if self.image:
             _copy_image(self.image, folder / "ami" / self.image)
@@ -104,6 +105,7 @@ def _write(file: Path, text: str) -> None:
         say(f"{file} is there and stays as it is")
         return
     file.parent.mkdir(parents=True, exist_ok=True)
+    # Files of a repository, and no secrets; the default of write_atomic is private.
     write_atomic(file, text.encode(), mode=0o644)
     say(str(file))
 
@@ -116,6 +118,7 @@ class ProjectConfig(JsonOptions):
         from gpukiln.reports.tables import Rows
 
         values = [*settings.values(), *_own()]
+        # Also here, not only before a build: people run this command to see whether their project is right.
         project.check_roles()
         if self.json:
             print_document("project.config/1", settings=[asdict(value) for value in values])
@@ -128,12 +131,14 @@ class ProjectConfig(JsonOptions):
 
 def _copy_image(name: str, folder: Path) -> None:
     """Begin an image with what eks-gpu is: its definition and its template, under another name."""
+    # It becomes a part of an AMI's name and of a parameter's path, so that no other characters are accepted.
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", name):
         raise UsageError(f"--image {name!r} can't be a name", hint="small letters, digits and `-`")
     if folder.exists():
         raise RefusedError(f"{folder} is there", hint="another name")
     shutil.copytree(recipes.images()[BEGINS_AS], folder)
     file = folder / "image.yaml"
+    # As text, since a YAML writer would lose the comments of the file.
     text = file.read_text(encoding="utf-8")
     file.write_text(text.replace(f"name: {BEGINS_AS}\n", f"name: {name}\n", 1), encoding="utf-8")
     say(f"{file}: what the image is; `invoke ami.plan --image {name}` says what a build would do")

@@ -81,6 +81,8 @@ class AmiRelease(ProfileOptions, JsonOptions):
         from gpukiln.release.options import key_by_region, region_names, sharing_with
         from gpukiln.release.overview import require_channel_build
 
+        # Everything that can refuse the release comes before anything is copied, and the question to the user
+        # last: nobody types a name for a release that is refused then.
         rules = load_channel(self.channel)
         if self.yes_public and not self.public:
             raise UsageError("--yes-public is for --public", hint="add --public, or leave it out")
@@ -89,15 +91,17 @@ class AmiRelease(ProfileOptions, JsonOptions):
             self.build,
             Builds(),
             region=self.image_region,
+            # Of an image without a record here, unless --image-region names another.
             elsewhere="".join(published[:1]),
             **self.pick("cloud", "profile"),
         )
         cloud, signer = image.cloud, signer_of(self.sign_key, image.cloud)
-        proof = image.verification(rules)
-        excused = require_verified(self.channel, rules, proof, has_gpus=cloud.has_gpus)
-        regions = tuple(published) or rules.regions or (proof.region,)
+        verification = image.verification(rules)
+        excused = require_verified(self.channel, rules, verification, has_gpus=cloud.has_gpus)
+        # The command line takes precedence over the channel, and that over the image's own region.
+        regions = tuple(published) or rules.regions or (verification.region,)
         spec = publish.ReleaseSpec(
-            verification=proof,
+            verification=verification,
             channel_name=self.channel,
             channel=rules,
             regions=regions,
@@ -109,10 +113,12 @@ class AmiRelease(ProfileOptions, JsonOptions):
         )
         if self.after:
             load_channel(self.after)
-            require_channel_build(cloud, replace(spec.pointer, channel=self.after), proof.build, regions)
+            require_channel_build(
+                cloud, replace(spec.pointer, channel=self.after), verification.build, regions
+            )
         _clean_up_killed(cloud, dry_run=self.dry_run)
         if self.public and not self.dry_run:
-            _confirm_public(publish.source_image(cloud, proof)["Name"], regions, self.yes_public)
+            _confirm_public(publish.source_image(cloud, verification)["Name"], regions, self.yes_public)
         _report(self, publish.release(spec, cloud, ReleaseLog(), Progress(), dry_run=self.dry_run))
 
 
@@ -140,6 +146,7 @@ class AmiRollback(RegionOptions):
         rules = load_channel(self.channel)
         cloud, regions = self.connect()
         pointer = Pointer(self.image, self.kubernetes, self.channel)
+        # Only then the region is asked which versions the channel has.
         if not self.kubernetes:
             pointer = pointer_of(self.image, self.channel, cloud, regions[0])
         options = {**self.pick("to", "dry_run"), "signer": signer_of(self.sign_key, cloud)}
@@ -162,6 +169,7 @@ class AmiChannels(RegionOptions):
             say("no channel points at anything yet")
         for note in trust_notes(overview.rows):
             say(note)
+        # After the table: exit 1 is about a row of it.
         require_consistent(overview)
 
 
@@ -189,6 +197,7 @@ class AmiPrune(RemovalOptions, RegionOptions):
         rules = prune.PruneRules(
             **self.pick("limit", "without_channels"),
             older_than_days=self.older_than,
+            # -1 is none, because 0 is a number: keep no earlier release.
             keep=None if self.keep < 0 else self.keep,
             in_use=images_in_files(unique_words(self.in_use)),
         )
@@ -201,6 +210,7 @@ class AmiPrune(RemovalOptions, RegionOptions):
         self.report(None, parts, schema="ami.prune/1", removed=self.removes, regions=rows)
         if not self.json and not self.removes and (notice := prune_notice(pruned)):
             say(notice)
+        # After the table of what was removed: exit 5 says that it is not all.
         prune.require_complete(pruned)
 
 
@@ -220,6 +230,7 @@ def _report(command: JsonOptions, release: Release) -> None:
     from gpukiln.release.log import require_complete
     from gpukiln.release.view import release_parts
 
+    # Shown before the check: of a release that failed in one region the others are done, and are named.
     command.show(*release_parts(release))
     if release.trust:
         say(f"note: {release.trust}")
@@ -230,6 +241,7 @@ def _report(command: JsonOptions, release: Release) -> None:
 def _confirm_public(name: str, regions: tuple[str, ...], typed: str) -> None:
     if not typed and sys.stdin.isatty():
         say(f"Everybody will be able to launch {name} in {', '.join(regions)}.")
+        # Not input(): its prompt would go to standard output, where the result goes.
         print("Type the AMI's name to go on: ", end="", file=sys.stderr, flush=True)
         typed = sys.stdin.readline().strip()
     if typed != name:

@@ -79,7 +79,9 @@ class WorkspaceOptions(Command):
         }
         options = UpOptions(**self.pick("image", "ssh_from", "roles"), **more)
         document = contract_document(Path(self.from_)) if self.from_ else {}
+        # An option that was not typed replaces no field of the file.
         given = {key: value for key, value in fields.items() if value}
+        # In this order: the default, the file, the options, then --set.
         return typed_spec({"region": DEFAULT_REGION, **document}, given, self.gpu, self.set, options)
 
 
@@ -117,6 +119,7 @@ class WorkspaceUp(WorkspaceOptions, ProfileOptions, JsonOptions):
             budget=Money.parse(self.budget, "--budget") if self.budget else None,
         )
         regions = words(self.region) or [spec.contract.region]
+        # All of them before a machine is started: a misspelled last region is refused at once.
         clouds = [self.connect_to(self.cloud, region) for region in regions]
         if self.dry_run:
             preview = view.preview_of(*preview_workspace(clouds, spec, say), today())
@@ -126,6 +129,7 @@ class WorkspaceUp(WorkspaceOptions, ProfileOptions, JsonOptions):
 
         def consent(cloud: Cloud, plan: WorkspacePlan) -> None:
             """Show what it costs, and ask."""
+            # On standard error, with and without --json: it belongs to the question, not to the result.
             results(json=True).show(*view.preview_parts(view.preview(cloud, plan, today())))
             require_consent(f"starting {plan.contract.workspace_name}", (), yes=self.yes)
 
@@ -139,6 +143,7 @@ class WorkspaceUp(WorkspaceOptions, ProfileOptions, JsonOptions):
         )
         answer = details(cloud, workspace)
         self.report(answer, view.shown_parts(answer))
+        # Last, as the workspace is complete without it; a failure is only a note.
         if not self.no_ssh_config:
             reach_by_name(cloud, workspace)
 
@@ -173,6 +178,7 @@ class WorkspaceStart(ExistingOptions, JsonOptions):
         self.report(answer, shown_parts(answer))
         if has_entry(workspace.name):  # a machine gets another address at each start
             reach_by_name(cloud, workspace)
+        # After the document, which names the machine that runs and costs money.
         require_healthy(workspace, health)
 
 
@@ -199,12 +205,14 @@ class WorkspaceDown(ExistingOptions):
             operations.forget(cloud, self.name)
             say(f"{self.name} is removed")
             return
+        # In a dry run, too: it answers what the same command with consent would.
         operations.require_owner(cloud, workspace, self.owner, keep_home=self.keep_home)
         lines = view.removed_lines(workspace, datetime.now(UTC), keep_home=self.keep_home)
         if self.dry_run:
             results().show(*(f"would remove {line}" for line in lines))
             say("dry run: nothing was removed")
             return
+        # No question where nothing is lost that the same `workspace.up` would not make again.
         if view.loses_work(workspace, keep_home=self.keep_home):
             require_consent(
                 f"removing {workspace.name} for good",

@@ -27,6 +27,7 @@ class WorkspaceList(ProfileOptions, JsonOptions):
             records, failed = locate.refreshed(places, records, self.connect_to)
         listing = view.WorkspaceListing(view.LIST, records)
         self.report(listing, view.listing_parts(listing))
+        # After the list, which has the failed region as it is remembered: exit 5.
         locate.require_all(failed)
 
 
@@ -57,11 +58,14 @@ class WorkspaceSsh(ExistingOptions):
         from gpukiln.workspaces.reach import workspace_ssh
 
         cloud, workspace = self.find()
+        # Not in batch mode: a person can answer what ssh asks.
         ssh = workspace_ssh(cloud, workspace).command(*self.command, batch=False)
         if self.print:
             results().show(shlex.join(ssh))
             return 0
         variables = {**os.environ, **cloud.environment()}
+        # The cloud wants variables without a value to be unset, such as AWS_PROFILE of the user's own
+        # account.
         environment = {name: value for name, value in variables.items() if value}
         return programs.run_on_terminal(ssh, environment=environment)
 
@@ -83,6 +87,7 @@ class WorkspaceStatus(ExistingOptions, JsonOptions):
         if self.deep:
             checked = operations.verify(cloud, workspace)
             verdict, folder, health = checked.verdict, str(checked.folder), checked.words
+            # Again, because the verification has written its result into the tags.
             cloud, workspace = replace(self, cloud=cloud.name, region=cloud.region).find()
         status = view.status(workspace, health, verdict, folder)
         # Each check was shown while the suite ran.
@@ -100,6 +105,7 @@ class WorkspaceEnv(ExistingOptions, JsonOptions):
         from gpukiln.workspaces.lifecycle import environment
 
         _, workspace = self.find()
+        # Quoted, since `eval` runs what is printed.
         variables = environment(workspace)
         lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
         self.report(None, lines, schema="workspace.env/1", variables=variables)

@@ -51,9 +51,11 @@ def reach_by_name(cloud: Cloud, workspace: ExistingWorkspace) -> None:
     def ask(line: str) -> bool:
         try:
             require_consent("adding a line at the top of ~/.ssh/config", (line,), yes=False)
+        # Only this line is declined: the workspace runs, and `ssh -F` reaches it.
         except RefusedError:
             return False
         return True
 
+    # sys.stdin is None where it was closed at the start; a script is not asked, and its ~/.ssh/config stays.
     has_terminal = sys.stdin and sys.stdin.isatty()
     operations.reach_by_name(cloud, workspace, say, ask if has_terminal else None)

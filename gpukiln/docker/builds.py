@@ -91,6 +91,7 @@ class ContainerBuilds(RecordFolders[ContainerBuild]):
                 if name and name in build.id:  # an error, for an older build is another image
                     raise
                 continue
+            # By the image's name only builds that made one: the last may have failed.
             if name == build.id or (name == record.plan.image and record.image):
                 return build
         builds = self.all()

@@ -175,6 +175,7 @@ def make_container_plan(
     image = load_container(name, root)
     start = image.base(base)
     architecture = PLATFORMS[platform].name
+    # Before any query to the network: no mirror makes up for a missing checksum.
     if start.cuda_from == "redistributables" and architecture != "x86_64":
         raise IncompatibleError(
             f"base {base} is built for linux/amd64 only: cuda.lock has checksums of those files alone",
@@ -182,6 +183,7 @@ def make_container_plan(
         )
     pinned = load_components(root / "components.yaml")
     components = apply_overrides(pinned, overrides)
+    # Against the pinned components: an override that changes nothing in the image is an error, not a plan.
     _check_overrides(name, image, pinned, components)
     packages = read_packages(root / "docker" / name / PACKAGE_LIST, start.distribution)
     # One query for all packages: apt's cache is read once.
@@ -191,6 +193,7 @@ def make_container_plan(
             f"this machine's Debian mirror has no package {', '.join(absent)}",
             hint=f"check its name in docker/{name}/{PACKAGE_LIST}; --refresh fetches newer package lists",
         )
+    # image.yaml and components.yaml are edited apart, so that a name may be in one of them alone.
     missing = [name for name in image.components if name not in components]
     if missing:
         raise unknown("component", missing[0], components)
@@ -202,6 +205,7 @@ def make_container_plan(
     inputs = _inputs(root, name, image, base or image.default_base, platform, parts, packages, candidates)
     inputs |= {
         f"recipe {name}": canonical(
+            # Without texts for people: a corrected sentence of components.yaml builds no image.
             {k: v for k, v in to_plain_data({name: chosen[name]})[name].items() if k not in TEXT_FIELDS}
         )
         for name in chosen
@@ -218,6 +222,7 @@ def make_container_plan(
         packages=packages,
         digest=digest(inputs),
         inputs=inputs,
+        # Not among the inputs, as is the commit: neither changes the image.
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         git_commit=git_commit(root),
     )
@@ -289,6 +294,7 @@ def _decide(
         part = partial(part, kind="archive", packages={url: ways.archive.sha256[architecture]}, source=url)
     elif ways.apt and base.cuda_from == "nvidia":
         url = _repository(name, component, base, architecture)
+        # apt fetches this file first; a mirror that has it has the repository.
         why = probes.unreachable(f"{url.rstrip('/')}/InRelease")
         part = partial(part, kind="nvidia", packages=dict(ways.apt), source=url)
     else:
@@ -348,10 +354,12 @@ def _inputs(
     inputs = {"image": f"{name}: {image.title}", "user": image.user, "platform": platform}
     inputs["base"] = f"{base_name} {base.image or ''}".strip()
     inputs["size budget"] = f"{base.size_budget_gib} GiB"
+    # A base of a registry is pinned by its digest; this one is made from the mirror, whose packages change.
     if base.image is None and base.codename:
         inputs["mirror"] = canonical([mirror_sources(base.codename), mirror_options()])
         inputs["base packages"] = canonical({package: candidates.get(package) for package in BASE_PACKAGES})
     inputs |= {f"component {part.name}": f"{part.status} {part.version or 'any version'}" for part in parts}
     inputs |= {f"package {package}": candidates.get(package, "as the base has it") for package in packages}
+    # By content: a checkout's file times say nothing.
     files = [f"docker/{name}/Dockerfile", *(f"docker/{name}/{lock}" for lock in LOCKS.values())]
     return inputs | {f"file {path}": hash_file(root / path) for path in [*files, *HOOKS, *PROGRAMS]}

@@ -37,6 +37,7 @@ def push_build(
         RefusedError: No verification passed.
         GpukilnError: It can't be pushed, see `push`.
     """
+    # A dry run writes nothing, and must not wait for a build.
     with nullcontext() if dry_run else build.locked():
         record = build.read()
         if not unverified:
@@ -47,6 +48,7 @@ def push_build(
             log = build.folder / "push.log"
             pushed = push(built, target, log=log, say=progress.say, dry_run=dry_run)
         if pushed is not None and not dry_run:
+            # One entry a repository: its tags never move, so that the last push has the digest that counts.
             others = tuple(push for push in record.pushed if push.repository != pushed.repository)
             build.write(replace(record, pushed=(*others, pushed)))
     return built, target.name, pushed
@@ -56,6 +58,7 @@ def _require_verified(record: ContainerRecord) -> None:
     if record.verdict and record.verdict.passed_without_simulation:
         return
     state = f"is {record.state}, wanted a passed verification"
+    # It has passed all the same, so the reason must name the simulation and not the state.
     if record.verdict and record.verdict.simulated:
         state = "was verified on simulated GPUs, which does not count"
     raise RefusedError(

@@ -43,6 +43,7 @@ def layer_table(image: ImageInfo) -> Rows:
     """The layers of an image with their sizes."""
     rows = Rows("size", "layer", first=1, folds=True, right=("size",))
     for number, layer in enumerate(image.layers):
+        # A Dockerfile has tens of lines that only set a variable; a row for each would hide the large ones.
         if layer.size >= SMALL:
             # The first layer is the base, whose instruction is a long ADD of its publisher.
             rows.add(Memory(layer.size).shown, " ".join(layer.created_by.split()) if number else "the base")
@@ -83,6 +84,7 @@ def builds_table(builds: ContainerBuilds, records: Sequence[ContainerRecord]) ->
     for record in records:
         table.add(
             record.build_id,
+            # Without the registry's name; a build that failed early has no reference.
             record.reference.rpartition("/")[2] or record.plan.image,
             record.plan.base_name,
             running if record.state == "running" else record.state,

@@ -155,8 +155,8 @@ class Builds(RecordFolders[Build]):
                 build.read()  # a damaged `last` is an error: the build before it is another image
                 return build
         # Only now are all records read, which takes a while with many builds.
-        if re.fullmatch(r"ami-[0-9a-f]+", name) and (found := self.of_image(name)):
-            return found
+        if re.fullmatch(r"ami-[0-9a-f]+", name) and (of_image := self.of_image(name)):
+            return of_image
         builds = self.all()
         known = tuple(build.id for build in builds[:5])
         raise UsageError(

@@ -20,10 +20,12 @@ from gpukiln.verify.verdict import counts_text
 
 def builds_parts(builds: Builds) -> Iterator[RenderableType]:
     """One row for each build, the newest first."""
+    # A record can't say that its build was killed: nobody was left to write it.
     killed = {build.id for build in killed_builds(builds)}
     rows = Rows("build", "AMI", "cloud", "driver", "state", "checks", "took", first=2)
     for record in (build.read() for build in builds.all()):
         checks = counts_text(record.verdict.checks) if record.verdict and record.verdict.checks else "-"
+        # Marked in the list, too, because such a verdict does not count for a release.
         simulated = " (simulated)" if record.verdict and record.verdict.simulated else ""
         rows.add(
             record.build_id,
@@ -60,6 +62,8 @@ def record_parts(build: Build, record: Record) -> Iterator[RenderableType]:
         yield f"{len(record.verdicts)} verdicts, reports: {build.report_folder(1).parent}\n"
     for step, seconds in record.durations_s.items():
         yield f"{step:24} {Duration(seconds).shown:>12}"
+    # cost_lines takes no cost for a build on the embedded cloud: a record of AWS without one must not be
+    # shown as free.
     if record.cost or record.plan.cloud == "embedded":
         yield "\n" + "\n".join(cost_lines(record.cost))
     yield f"\nstate {record.state}{': ' + record.error if record.error else ''}\nfolder {build.folder}"

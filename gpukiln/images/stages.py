@@ -77,7 +77,7 @@ def stage_keys(inputs: Mapping[str, str]) -> dict[str, str]:
     """
     first = next(iter(STAGES))
     owned: dict[str, dict[str, str]] = {stage: {} for stage in STAGES}
-    # A project's roles that run after ours are in no stage; all others of its folder are in the first.
+    # A project's roles that run after gpukiln's are in no stage; all others of its folder are in the first.
     before, after = (inputs.get(f"roles {order}", "").split(", ") for order in ORDERS)
     unstaged = {*UNSTAGED, "roles after", *(f"role {name}" for name in after if name not in before)}
     for name, value in inputs.items():

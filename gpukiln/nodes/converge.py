@@ -58,6 +58,7 @@ def playbook_request(
     if forks < 1:
         raise UsageError(f"--forks is {forks}, wanted 1 or more")
     components = to_plain_data(apply_overrides(load_components(), overrides))
+    # Ansible would skip nothing for a misspelled name, and install the component.
     if unknown := [name for name in left_out if name not in components]:
         raise UsageError(f"there is no component {unknown[0]!r}", hint=f"valid: {', '.join(components)}")
     if unknown := [name for name in also if name not in OPTIONAL_ROLES]:
@@ -69,6 +70,7 @@ def playbook_request(
     if also:
         variables["gpukiln_also"] = [*also]
     own = OwnRoles() if playbook == PVE else roles()  # a hypervisor is no GPU node
+    # The caller's variables last: they are the ones that were typed.
     variables = {"components": components, **role_variables(own), **variables}
     return PlaybookRequest(playbook, absolute(inventory), limit, check, forks, variables, own_roles=own)
 
@@ -103,7 +105,7 @@ def resumed(name: str, inventory: str) -> tuple[str, str]:
         UsageError: There is no such run, it had another inventory, or it finished every host.
     """
     earlier = RunStore().find(name).read()
-    # The unfinished hosts are names of that inventory.
+    # The names of an earlier run may mean other machines in another inventory.
     if inventory and str(absolute(inventory)) != earlier["inventory"]:
         raise UsageError(f"run {earlier['id']} was made with the inventory {earlier['inventory']}")
     if not earlier["unfinished"]:
@@ -121,9 +123,11 @@ def converge(purpose: str, request: PlaybookRequest, say: Callable[[str], None])
     # All of it before the folder of the run exists: a refused request leaves none.
     hosts = list_hosts(request)
     inventory = read_inventory(request)
+    # Before a host is reached: Ansible ignores a misspelled variable without a warning.
     require_known_variables(request, inventory)
     if notice := ungrouped_warning(request, inventory, hosts):
         say(notice)
+    # After all checks, so that a request that is refused leaves no folder of a run.
     run, progress = RunStore().create(purpose), Progress()
     check, plural = " (check)" if request.check else "", "s" if len(hosts) > 1 else ""
     with progress.step(f"{purpose}{check} on {len(hosts)} host{plural}"):
@@ -155,13 +159,15 @@ def exit_code(result: RunResult) -> int:
     Raises:
         KeyboardInterrupt: The run was interrupted.
     """
+    # As after Ctrl-C in any command: exit code 130; the result was written before.
     if result.stopped:
         raise KeyboardInterrupt
     if not result.unfinished:
         return 0
     if len(result.unfinished) < len(result.hosts):
         return PartialError.exit_code
-    # No host is done: whether one failed or none could be reached decides what to try next.
+    # No host is done. A failed task is the host's fault (1); hosts that were only unreachable are the
+    # environment's (4).
     reached = any(host.state == "failed" for host in result.hosts.values())
     return CheckFailedError.exit_code if reached else UnavailableError.exit_code
 

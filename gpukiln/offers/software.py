@@ -33,6 +33,7 @@ def run_spec(needs: str, image: str, cloud: Cloud | None) -> RunSpec:
         return RunSpec(workload=named)
     if image == AUTO:
         return RunSpec(choose=True, workload=named)
+    # A container brings its CUDA and no driver: it is a workload of whatever machine.
     if image in container_names():
         if named:
             raise UsageError(
@@ -41,6 +42,7 @@ def run_spec(needs: str, image: str, cloud: Cloud | None) -> RunSpec:
         return RunSpec(workload=cuda_workload(load_components()["cuda"].version or ""))
     if not image.startswith("ami-"):
         return RunSpec(image=subject_of_record(Builds().find(image).read()), workload=named)
+    # The record first: it needs no account, and tags may have been changed since.
     if build := Builds().of_image(image):
         return RunSpec(image=subject_of_record(build.read()), workload=named)
     if cloud is None:
@@ -63,6 +65,7 @@ def split_machines(names: Sequence[str], image: str, needs: str) -> tuple[list[s
     machines = [name for name in names if name in instance_types()]
     images = [name for name in names if name not in machines]
     for name in images:
+        # Types of EC2 have a dot, names of builds have none: a misspelled type is not taken for an image.
         if "." in name and not name.startswith("ami-"):
             instance_type(name)  # raises, with similar names
     if len(images) > 1 or (images and image):

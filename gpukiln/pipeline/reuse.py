@@ -51,8 +51,8 @@ class BuildPreview:
         """The fields of the document, in addition to those of the plan."""
         image_id = self.existing.image_id if self.existing else None
         return {
-            "proven_image": image_id if self.is_current else None,
-            "proven_by_another_suite": None if self.is_current else image_id,
+            "verified_image": image_id if self.is_current else None,
+            "verified_by_another_suite": None if self.is_current else image_id,
             "why_build": self.why,
         }
 

@@ -570,7 +570,8 @@ def _links(nvml: Nvml, handle: Any) -> Any:
     most = nvml.pynvml.NVML_NVLINK_MAX_LINKS
     for link in range(min(listed, most) if isinstance(listed, int) else most):
         state = nvml.ask("nvmlDeviceGetNvLinkState", handle, link, read=flag)
-        # Not every driver has that field. NVML calls the index of a missing link an invalid argument.
+        # Some drivers do not have the field with the number of links; they answer the index of a missing
+        # link with "invalid argument".
         if state is None or (is_error(state) and state["code"] == INVALID_ARGUMENT):
             continue
         row: dict[str, Any] = {

@@ -57,7 +57,8 @@ def _device(path: str) -> dict[str, Any]:
         "driver": _link(path, "driver"),
         "group": int(group) if group else None,
         "boot_vga": _read(path, "boot_vga") == "1",
-        # Bridges and root ports have it; PVE::SysFSTools::pci_dev_group_bind_to_vfio knows them by it.
+        # Bridges and root ports have it; Proxmox VE knows them by it, too, in
+        # PVE::SysFSTools::pci_dev_group_bind_to_vfio.
         "bridge": os.path.exists(os.path.join(path, "pci_bus")),
     }
 

@@ -37,7 +37,7 @@ def verifications(
 ) -> list[tuple[str, ...]]:
     """The instance types of each verification; none where a channel requires no other verdict.
 
-    What orphans commands of this computer left is removed before, as it may hold the quota of machines.
+    Orphans of this computer's earlier commands are removed before, because they may hold the quota.
 
     Args:
         rules: Those of the channel; None: no channel was named.
@@ -55,14 +55,18 @@ def verifications(
     named = check_machines(subject, instance_types)
     machines = [named]
     if rules:
-        proof, has_gpus = image.verification(rules), image.cloud.has_gpus
-        missing = machines_to_try(channel, rules, proof, list(named), has_gpus=has_gpus)
+        verification, has_gpus = image.verification(rules), image.cloud.has_gpus
+        missing = machines_to_try(channel, rules, verification, list(named), has_gpus=has_gpus)
+        # Several requirements of a channel may be satisfied by the same machine, which is started once.
         machines = list(dict.fromkeys(check_machines(subject, types) for types in missing))
         if not machines:
             say(f"channel {channel} requires no other verdict on {subject.image_id}: nothing to verify")
             return []
+        # Before a machine is started, whose verdict the channel would not accept without a signature.
         require_signer(channel, rules, signer, image.cloud)
+    # A machine that a killed command left may hold the quota for the one that is started now.
     orphans.clean_up_killed_builds(image.cloud, Builds(), say)
+    # Raises where this computer's public address can't be detected, before a machine is started.
     say(access_line(image.cloud))
     return machines
 
@@ -94,4 +98,5 @@ def verify(
             f"verified on {machine.instance_type} in {machine.zone}{spot_text}",
             f"report: {folder / 'report.html'}",
         )
+        # A generator, so that each verdict is shown when it is there and not after the last.
         yield verdict

@@ -34,7 +34,7 @@ def release_parts(release: Release) -> Iterator[RenderableType]:
     if release.not_run:
         yield f"checks not run: {release.not_run}"
     for check, reason in release.excused.items():
-        yield Text.assemble(("not proven", "yellow"), f" {check}: {reason}")
+        yield Text.assemble(("not verified", "yellow"), f" {check}: {reason}")
     if release.state == "planned":
         yield "dry run: nothing was changed"
 

@@ -27,7 +27,8 @@ class BuildahBackend(base.BaseBackend):  # type: ignore[misc]  # testinfra has n
         """
         text = self.get_command(command, *args)
         return self.run_local(
-            # chroot isolation needs no OCI runtime, and works in containers too (buildah-run(1)).
+            # The default isolation needs an OCI runtime and can't run in containers without
+            # privileges; chroot works there (--isolation in buildah-run(1)).
             "buildah run --isolation=chroot --network=host %s -- /bin/sh -c %s",
             self.name,
             text,

@@ -36,6 +36,8 @@ def locate(name: str, cloud: str, region: str, connect: Connect) -> tuple[Cloud,
     ]
     places = remembered
     if region:
+        # The typed region takes precedence over what is remembered, which may be old; of a cloud that is not
+        # named what is remembered still counts.
         places = [(cloud or (places[0][0] if places else "embedded"), region)]
     if len(places) > 1:
         text = " and ".join(f"{cloud_name} {region_name}" for cloud_name, region_name in places)
@@ -50,6 +52,7 @@ def locate(name: str, cloud: str, region: str, connect: Connect) -> tuple[Cloud,
     connected = connect(*places[0])
     if workspaces := lifecycle.find_workspaces(connected, name):
         return connected, workspaces[0]
+    # So that the next list does not show what is gone.
     local_state.refresh(connected)
     if places[0] not in remembered:
         raise missing(connected, name)
@@ -75,6 +78,7 @@ def places_to_ask(
     places = [(cloud or "embedded", region) for region in regions]
     if not regions:
         places = [(record.cloud, record.region) for record in records if cloud in ("", record.cloud)]
+    # Each region once, in the order typed.
     return list(dict.fromkeys(places)) or [(cloud or "embedded", default_region)]
 
 
@@ -95,6 +99,7 @@ def refreshed(
         try:
             records.append(local_state.refresh(connect(cloud, region)))
         except GpukilnError as error:
+            # Of a single region there is nothing else to show: its own error and exit code are the answer.
             if len(places) == 1:
                 raise
             failed.append(f"{cloud} {region}: {error.message}")

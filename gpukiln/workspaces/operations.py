@@ -32,6 +32,7 @@ def details(cloud: Cloud, workspace: ExistingWorkspace) -> view.WorkspaceDetails
 def stop(cloud: Cloud, workspace: ExistingWorkspace, say: Say) -> ExistingWorkspace:
     """Stop the machine of a workspace; returns the workspace as it is then."""
     with workspace_lock(cloud, workspace.name):
+        # Before the stop, to store the hours until now while the machine is seen running.
         local_state.refresh(cloud)
         if not lifecycle.stop(cloud, workspace):
             say(f"{workspace.name} was stopped already")
@@ -58,6 +59,7 @@ def start(
                 wait_until_done(cloud, _by_tags(workspace), say=say)
                 if key_file(cloud, workspace.name).exists():  # else this computer can't reach it
                     health = reach.check_health(cloud, _refreshed(cloud, workspace))
+        # Ctrl-C ends the waiting, not the machine: the note names what runs and costs money.
         except KeyboardInterrupt as interrupt:
             note_running_machines(cloud, _refreshed(cloud, workspace), interrupt)
             raise
@@ -88,6 +90,7 @@ def require_owner(cloud: Cloud, workspace: ExistingWorkspace, owner: str, *, kee
     Raises:
         RefusedError: The owner is not named.
     """
+    # With --keep-home and no machine nothing of the owner's is lost.
     removes = workspace.machines or (workspace.homes and not keep_home)
     if removes and not owner and not is_started_here(cloud, workspace.name, workspace.owner):
         raise RefusedError(
@@ -106,11 +109,15 @@ def remove(
         force: Whether it is removed though somebody works there.
     """
     with workspace_lock(cloud, workspace.name):
+        # Before the removal: a machine that is gone counts until it was last seen running, which is now.
         local_state.refresh(cloud)
         removed = replace(_by_tags(workspace), owner=owner or workspace.owner)
+        # Asked now, since the tag on the machine may be minutes old.
         busy = None if force else reach.ask_busy(cloud, workspace)
         ssh_config.remove_entry(workspace.name)
         lifecycle.remove_workspace(cloud, removed, workspace, keep_home=keep_home, force=force, busy=busy)
+        # With a kept home the owner stays noted, so that a later `workspace.down` of it needs no --owner
+        # here.
         if not keep_home:
             owner_file(cloud, workspace.name).unlink(missing_ok=True)
         local_state.refresh(cloud)
@@ -151,6 +158,7 @@ def reach_by_name(
     home, name = Path.home(), workspace.name
     try:
         file = ssh_config.write_entry(home, name, workspace_ssh(cloud, workspace))
+    # The workspace runs, and has been reported: a missing entry is no failure of the command.
     except GpukilnError as error:
         say(f"note: `ssh {name}` does not reach it: {error.message}")
         return
@@ -176,12 +184,14 @@ def write_files(files: dict[str, bytes], out: str, say: Say, *, folder: bool) ->
     for name, content in files.items():
         path = Path(out) / name if folder else Path(out)
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Rendered files are committed or given to Terraform; they have no secrets.
         write_atomic(path, content, mode=0o644)
         say(f"{path}: {len(content)} bytes")
 
 
 def _refreshed(cloud: Cloud, workspace: ExistingWorkspace) -> ExistingWorkspace:
     same = (item for item in local_state.refresh(cloud).workspaces if item.name == workspace.name)
+    # Where the region does not list it any more, the last known state is shown.
     return next(same, workspace)
 
 

@@ -157,7 +157,7 @@ def test_the_image_has_the_versions_that_the_project_pins(image, root):
 
 
 def test_a_changed_role_is_why_there_is_something_to_build(shop, image):
-    assert shop.document("ami", "plan")["proven_image"] == image["image_id"]
+    assert shop.document("ami", "plan")["verified_image"] == image["image_id"]
     shop.write("roles/site_agent/tasks/main.yml", AGENT.replace("9100", "9101"))
     planned = shop.document("ami", "plan")
     assert planned["digest"] != image["plan"]["digest"]

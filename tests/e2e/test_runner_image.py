@@ -23,7 +23,7 @@ FAULTS = {
     "chown -R root /home/runner/.cache/ccache": ["runtime.ccache"],
     "sed -i '2i exit 3' /opt/gpukiln/hooks/gpu-job-started.sh": ["runtime.job-hooks"],
     "chown runner /opt/gpukiln/hooks/gpu-job-completed.sh": ["hygiene.runner-writable"],
-    "mkdir -p /var/lib/apt/lists && touch /var/lib/apt/lists/x_Packages": ["hygiene.runner-leftovers"],
+    "mkdir -p /var/lib/apt/lists && touch /var/lib/apt/lists/x_Packages": ["hygiene.runner-build-files"],
     "echo 'machine a login b password c' >/home/runner/.netrc": ["hygiene.runner-credentials"],
     "rm /opt/venv/bin/cmake": ["versions.runner-tools"],
     "rm -r /opt/venv/lib/python3*/site-packages/mpmath": ["versions.runner-python"],

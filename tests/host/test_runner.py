@@ -43,7 +43,7 @@ def test_user(facts):
 
 
 @check(
-    id="hygiene.runner-leftovers",
+    id="hygiene.runner-build-files",
     title="No cache, log or temporary file of the build is in the image",
     layer="hygiene",
     profiles=RUNNER,

@@ -99,7 +99,7 @@ RUNNER_FAULTS: dict[str, list[tuple[Fault, str]]] = {
         (put("user/name", "ubuntu"), "wanted runner"),
         (put("user/root_without_password", True), "sudo"),
     ],
-    "hygiene.runner-leftovers": [(put("build_files", ["/var/lib/apt/lists/a_Packages"]), "a_Packages")],
+    "hygiene.runner-build-files": [(put("build_files", ["/var/lib/apt/lists/a_Packages"]), "a_Packages")],
     "hygiene.runner-credentials": [(put("credentials", ["/home/runner/.netrc"]), ".netrc")],
     "hygiene.runner-writable": [(put("writable", ["/opt/gpukiln/hooks"]), "/opt/gpukiln/hooks")],
     "hygiene.runner-size": [

@@ -17,10 +17,10 @@ from gpukiln.verify.target import Target
 
 
 def plan():
-    """Nothing to build where an image is proven, as TEST_PROVEN says."""
-    proven = os.environ.get("TEST_PROVEN")
-    print(json.dumps({"proven_image": proven}))
-    return 0 if proven else 10
+    """Nothing to build where an image is verified, as TEST_VERIFIED says."""
+    verified = os.environ.get("TEST_VERIFIED")
+    print(json.dumps({"verified_image": verified}))
+    return 0 if verified else 10
 
 
 def build():

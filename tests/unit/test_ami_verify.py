@@ -89,7 +89,7 @@ def judge(proven, monkeypatch, capsys):
         )
         monkeypatch.setattr(steps, "run_suite", suite)
         monkeypatch.setattr(steps, "machine_from_image", machine)
-        monkeypatch.setattr(orphans, "remove_orphans", lambda *_: [])
+        monkeypatch.setattr(orphans, "clean_up_killed_builds", lambda *_: [])
         monkeypatch.setenv("GPUKILN_HOME", str(proven.folder.parent))
         cloud = SimpleNamespace(
             name=cloud_name,
@@ -248,7 +248,7 @@ def test_an_image_that_another_suite_judged_is_judged_again_and_not_baked(judge)
     assert f"by the suite aaaaaaaaaaaa, today's is {suite_digest()[:12]}" in judge.out
     code, _, _ = judge(GOOD, command=ami.AmiPlan, json=True, **region)
     document = json.loads(judge.out)
-    assert (document["proven_image"], document["proven_by_another_suite"]) == (None, BAKE.image_id)
+    assert (document["verified_image"], document["verified_by_another_suite"]) == (None, BAKE.image_id)
     assert judge(GOOD, command=ami.AmiBuild, dry_run=True, **region)[0] == 0
     assert len(build.read().verdicts) == 2
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.prose import (
     EMPTY_NAMES,
+    EXCEPTIONS,
     MIN_COMMENTS,
     READ_BY_USERS,
     ROOT,
@@ -50,6 +51,13 @@ def test_comments_are_there_and_none_repeats_its_line(texts):
 )
 def test_a_word_that_is_not_used_is_found(text):
     assert list(words("a.py", text))
+
+
+def test_an_exception_is_an_exact_text_that_is_still_there(texts):
+    for exact in EXCEPTIONS:
+        assert not list(words("a.py", exact))
+        assert any(exact in text for path, text in texts.items() if path.startswith("gpukiln/")), exact
+    assert list(words("a.py", 'record["proven"] = "not-proven"'))
 
 
 @pytest.mark.parametrize("text", ["classroom", "reports why", "provenance", "the wheelhouse", "improve"])

@@ -90,8 +90,8 @@ def test_stable_takes_only_what_was_proven(typed):
     assert "runtime.docker-nvidia: left out" in err
     code, out, _ = typed("release", "last", channel="stable", judged=NO_GPU)
     assert code == 0
-    assert "not proven gpu.xid: no GPU" in out  # this cloud has no GPU: excused, and said
-    assert "not proven a machine with A10G: no machine of this cloud has a GPU" in out
+    assert "not verified gpu.xid: no GPU" in out  # this cloud has no GPU: excused, and said
+    assert "not verified a machine with A10G: no machine of this cloud has a GPU" in out
     code, _, err = typed("release", "last", channel="stable", judged=verdict(failed=[("boot.state", "bad")]))
     assert code == 6
     assert "its verdict is not `passed` on g4dn.xlarge" in err

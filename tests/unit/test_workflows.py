@@ -234,7 +234,7 @@ def test_a_rebuild_is_released_described_and_promoted(runner):
     [download] = runner.asked()
     assert download[:5] == ["run", "download", "7", "--name", "record"]
 
-    assert runner.job("rebuild", TEST_PROVEN=BAKE.image_id) == ""  # the week after: nothing to build
+    assert runner.job("rebuild", TEST_VERIFIED=BAKE.image_id) == ""  # the week after: nothing to build
     assert runner.ran == ["Plan", "Verify on other GPUs", "Release to candidate"]
     assert runner.asked() == []
     assert not runner.holds(REBUILD["jobs"]["promote"]["if"], "")
@@ -257,7 +257,7 @@ def test_the_rebuild_of_a_project_is_released_and_promoted(runner):
 
 def test_a_pull_request_of_a_project_is_planned_where_the_role_may_be_taken(runner, tmp_path):
     summary = tmp_path / "summary"
-    assert runner.job("plan", OWN_PLAN, GITHUB_STEP_SUMMARY=str(summary), TEST_PROVEN=BAKE.image_id) == ""
+    assert runner.job("plan", OWN_PLAN, GITHUB_STEP_SUMMARY=str(summary), TEST_VERIFIED=BAKE.image_id) == ""
     assert BAKE.image_id in summary.read_text()
     told = runner.job("plan", OWN_PLAN, GITHUB_STEP_SUMMARY=str(summary), TEST_FAILS="ami.plan")
     assert told.startswith("Plan: "), "a plan that is refused fails the job"
@@ -283,7 +283,7 @@ def test_what_no_gpu_judged_is_not_released_by_a_second_run(runner):
     assert "Verify on other GPUs: " in runner.job("rebuild", TEST_BUSY="1", **on_aws)
     assert runner.ran == ["Plan", "Build", "Verify on other GPUs", "Say what failed"]
     (runner.records / runner.build / "record.json").unlink()
-    again = {"TEST_PROVEN": BAKE.image_id, **on_aws}
+    again = {"TEST_VERIFIED": BAKE.image_id, **on_aws}
     assert "no zone has g5.xlarge now" in runner.job("rebuild", TEST_BUSY="1", **again)
     assert runner.ran == ["Plan", "Verify on other GPUs", "Say what failed"]
     assert set(pointed("candidate").values()) == {None}

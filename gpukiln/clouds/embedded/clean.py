@@ -70,6 +70,8 @@ def plan_cleaning(
     names = image_names(stored)
     needed: set[str] = set()
     for region in stored:
+        # A damaged region is emptied only where everything of it was asked for: its channels can't be read,
+        # so that nothing says which images are needed.
         if region.document is None and released and images:
             document = regions.empty_document()
             done.changes.append(f"region {region.region}: everything; {region.problems[0]}")
@@ -84,6 +86,7 @@ def plan_cleaning(
     # The current base image may have a disk that no region mentions yet.
     bases = {name for name, text in names.items() if BASE_NAME in text} | {current.stem}
     for disk in sorted(layout.snapshots.glob("*.raw")):
+        # Disks that no document mentions are removed with the rest of their kind.
         selected = base if disk.stem in bases else images
         if selected and disk.stem not in needed:
             size = Memory(used_bytes(disk) if disk.is_file() else 0).shown
@@ -99,6 +102,7 @@ def carry_out(layout: Layout, cleaning: CleaningPlan) -> None:
     Raises:
         RefusedError: The server is running.
     """
+    # The server has the regions in memory, and would write their files again.
     if server_runs(layout):
         raise RefusedError(
             "the embedded cloud's server is running", hint="stop it first: `invoke cloud.stop`"
@@ -116,6 +120,7 @@ def _scarcity_text(layout: Layout) -> str:
     try:
         return ", ".join(map(str, scarcity.script(layout).lines))
     except UnavailableError:
+        # It is removed all the same, so its text is not needed.
         return "damaged"
 
 
@@ -134,6 +139,7 @@ def _plan_region(
     stay: dict[str, Any] = {}
     for image_id, image in document["images"].items():
         selected = base if BASE_NAME in image["name"] else images
+        # What a channel points at is what machines start from; it goes only when that is said.
         if selected and image_id in pointers and not released:
             named = ", ".join(pointers[image_id])
             done.kept.append(

@@ -30,6 +30,7 @@ def extend_image_calls() -> None:
         "client_token": None,
         "client_request": None,
     }.items():
+        # On the class, because moto's own code creates images and knows none of these fields.
         setattr(Ami, name, value)
     vars_of_region: Any = EC2Backend
     vars_of_region.image_block_public_access = BLOCKED  # the default of a new account
@@ -55,6 +56,7 @@ def copy_image(self: Any) -> ActionResult:
     request = {name: self._get_param(name) for name in names}
     token = self._get_param("ClientToken")
     tags = self._parse_tag_specification()
+    # After the parameters were read: a malformed request fails in a dry run, too.
     self.error_on_dryrun()
     from moto.ec2.models import ec2_backends  # noqa: PLC0415 - it exists only after moto has loaded
 
@@ -72,6 +74,7 @@ def copy_image(self: Any) -> ActionResult:
         image.client_token, image.client_request = token, request
         snapshot = image.ebs_snapshot
         source = ec2_backends[self.current_account][request["SourceRegion"]].amis[request["SourceImageId"]]
+        # A copy of an encrypted snapshot is always encrypted (EC2's API reference, CopyImage).
         if request["Encrypted"] or request["KmsKeyId"] or source.ebs_snapshot.encrypted:
             snapshot.encrypted, snapshot.kms_key_id = True, request["KmsKeyId"] or "alias/aws/ebs"
     image.add_tags(tags.get("image", {}))
@@ -87,6 +90,7 @@ def enable_image_deprecation(self: Any) -> ActionResult:
     self.error_on_dryrun()
     if at < datetime.now(UTC):
         raise EC2ClientError("InvalidParameterValue", f"DeprecateAt {at.isoformat()} is in the past")
+    # EC2 keeps whole minutes (its API reference, EnableImageDeprecation).
     image.deprecation_time = f"{at.astimezone(UTC):%Y-%m-%dT%H:%M}:00.000Z"
     return ActionResult({"Return": True})
 
@@ -177,6 +181,7 @@ def _paginated(key: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any
     def wrap(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def describe(self: Any) -> Any:
             items = list(original(self).result[key])
+            # A client must not look into a token, so the number of the first item will do.
             start, size = int(self._get_param("NextToken") or 0), self._get_param("MaxResults")
             end = start + int(size) if size else len(items)
             more = {"NextToken": str(end)} if end < len(items) else {}

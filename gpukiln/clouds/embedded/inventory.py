@@ -19,6 +19,7 @@ def image_names(stored: list[regions.StoredRegion]) -> dict[str, str]:
     """Names of images by their snapshots; for an unreadable region from the descriptions of its disks."""
     names: dict[str, str] = {}
     for region in stored:
+        # A damaged region file has copies: each disk's description names its images, too.
         described = [description["images"] for description in region.descriptions.values()]
         for images in [region.document["images"]] if region.document else described:
             for image_id, image in images.items():
@@ -41,10 +42,12 @@ def stored_disks(layout: Layout) -> list[dict[str, Any]]:
         {
             "snapshot": name,
             "image": names.get(name),
+            # Blocks in use, not the size: disks are sparse files.
             "mib": used_bytes(disks[name]) >> 20 if name in disks and disks[name].is_file() else 0,
             "problem": (name in facts and regions.disk_problem(layout, name, facts[name]))
             or _unknown_problem(layout, layout.snapshot(name), known),
         }
+        # Both: a disk without a description and a description without its disk are problems.
         for name in sorted({*disks, *facts})
     ]
 
@@ -70,10 +73,12 @@ def problems(layout: Layout) -> list[str]:
     if not layout.root.exists():
         return lines
     home, last = layout.identity(), read_endpoint(layout)
+    # The folder's device and inode are in the file: they differ after `cp -a`.
     if last and last.get("home") != home:
         lines.append(f"{layout.home} is a copy: the next start gives it its own server, port and access key")
     elif not last and (layout.endpoint.exists() or layout.endpoint.is_symlink()):
         lines.append(f"{layout.endpoint} is damaged: the server writes it again when it runs")
+    # Each alone: the first damaged file must not hide the others.
     for check in (lambda: layout.access_key, lambda: check_generation(layout)):
         try:
             check()
@@ -101,6 +106,7 @@ def console_file(layout: Layout, instance_id: str) -> Path:
     Raises:
         UsageError: There is no such log.
     """
+    # By time and not by name, because ids of instances are random.
     logs = sorted((layout.root / "consoles").glob("i-*.log"), key=lambda log: log.stat().st_mtime)
     chosen = [log for log in logs if instance_id in ("last", log.stem)]
     if not chosen:

@@ -84,12 +84,14 @@ class CapacityRule:
         """Whether it applies to a launch in a zone."""
         return (
             self.zone in (ANY, zone)
+            # fnmatchcase, because fnmatch compares by the rules of the operating system.
             and fnmatchcase(launch.instance_type, self.instance_type)
             and self.market in ("", launch.market)
         )
 
     def refuses(self, launch: "Launch") -> bool:
         """Whether it refuses a launch that it applies to."""
+        # A retry of a refused launch is refused as well, as EC2 answers a client token as before.
         return self.left < launch.count and (not self.spent or launch.token in self.refused)
 
 
@@ -185,6 +187,7 @@ def script(layout: Layout) -> Script:
     """
     try:
         text = layout.scarcity.read_bytes()
+    # No scarcity is no file, so that the default of the cloud needs none.
     except FileNotFoundError:
         return Script()
     except OSError as error:
@@ -208,11 +211,13 @@ def add(layout: Layout, text: str) -> Line:
         UnavailableError: The file is damaged.
     """
     line = _parse(text)
+    # A misspelled zone or type would be a rule that never applies, without a word.
     _check_names(line)
     # The file may be written before the first start of the server.
     layout.create()
     with _locked(layout):
         lines = script(layout).lines
+        # Rules that are spent go at the next change: until then a retry with a counted token must find them.
         kept = [
             other
             for other in lines
@@ -279,6 +284,7 @@ def capacity(
         return
     # Without a token the launch gets one, so that its refusal is counted once.
     launch = replace(launch, token=launch.token or secrets.token_hex(8))
+    # Held during the launch: two launches at once would both take the last free instance.
     with _locked(layout):
         known = script(layout)
         zone = next((zone for zone in zones if not known.scarce(launch, zone)), None)
@@ -334,6 +340,7 @@ def _parse(text: str) -> Line:
 
 
 def _parse_quota(text: str) -> Line:
+    # Codes of Service Quotas are L- with digits and capitals, such as L-DB2E81BA.
     match = re.fullmatch(r"quota:(L-[0-9A-Z]+):([0-9]{1,6})", text)
     if not match:
         raise UsageError(f"{text!r} is not a quota, wanted {QUOTA_SYNTAX}", hint=QUOTA_EXAMPLE)

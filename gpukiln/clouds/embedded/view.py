@@ -33,6 +33,7 @@ def status_lines(status: Mapping[str, Any]) -> Iterator[str]:
     server = status["server"]
     yield f"home    {status['home']}"
     yield f"server  {server['url'] if server else 'does not run (any command that needs it starts it)'}"
+    # Machines end with the server: without one there are none.
     for machine in server["machines"] if server else ():
         state = "running" if machine["running"] else "stopped"
         # A server of an older version may still run, and has no such field.
@@ -43,6 +44,7 @@ def status_lines(status: Mapping[str, Any]) -> Iterator[str]:
         if disk["problem"]:
             yield f"        {disk['problem']}"
     for volume in status["volumes"]:
+        # The description of a volume may be damaged; it is shown, as its file still takes space.
         size = "can't be read"
         if volume["size_gib"] is not None:
             size = f"{volume['size_gib']} GiB, {volume['zone']}"
@@ -77,9 +79,11 @@ def gpus_parts(
         yield f"{interruption['instance_id']}: {interruption['action']} at {interruption['ends']}"
     for machine in machines:
         yield f"{machine['instance_id']}  {machine['instance_type']}  {_machine_state(machine)}"
+        # Texts fold, because names of boards and states are longer than a terminal's line.
         table = Rows("gpu", "name", "memory", "degrees", "watts", "state", first=3, folds=True)
         for gpu in machine["gpus"]:
             numbers = [gpu["memory_total_mib"], gpu["temperature_celsius"], gpu["power_watts"]]
+            # A lost or hung GPU answers nothing, which is not 0.
             cells = ["-" if value is None else f"{value:g}" for value in numbers]
             table.add(str(gpu["index"]), gpu["name"] or "-", *cells, _gpu_state(gpu))
         if machine["gpus"]:

@@ -42,12 +42,14 @@ def make_disk(
     require_space(layout.volumes, SPARE + (used_bytes(source) if source else 0))
     try:
         if source is None:
+            # No size yet: grow_file makes it sparse.
             disk.touch()
         else:
             copy_disk(source, disk)
         grow_file(disk, size_gib)
         if bootable:
             fit_root(disk)
+    # Ctrl-C, too: a disk without a description would be kept for ever.
     except BaseException:
         disk.unlink(missing_ok=True)
         raise
@@ -66,6 +68,7 @@ def make_writable(disk: Path) -> None:
     # A hard link is how a snapshot shares its disk with a volume.
     if disk.stat().st_nlink > 1:
         require_space(disk.parent, SPARE + used_bytes(disk))
+        # Onto itself: the copy takes the name, and the snapshot keeps the old file.
         copy_disk(disk, disk)
 
 
@@ -91,6 +94,7 @@ def write_description(layout: Layout, volume_id: str, description: dict[str, Any
         description: A JSON document.
     """
     file, text = layout.volume(volume_id).with_suffix(".json"), json.dumps(description, indent=1)
+    # Descriptions are written at each call that may change a volume; most change nothing.
     if file.exists() and file.read_text() == text:
         return
     write_atomic(file, text)
@@ -129,6 +133,7 @@ def remove(layout: Layout, volume_id: str) -> None:
     Args:
         layout: The cloud's files.
     """
+    # The disk first: a description without a disk is removed by the next start, a disk without one is kept.
     layout.volume(volume_id).unlink(missing_ok=True)
     layout.volume(volume_id).with_suffix(".json").unlink(missing_ok=True)
 

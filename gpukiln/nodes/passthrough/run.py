@@ -52,7 +52,9 @@ def give_gpu(way: PveTarget, number: int, request: PassthroughRequest, run: Pass
         facts = gather_facts(pve, node, mapping=request.mapping, vm=number, ssh=run.ssh)
         result = evaluate(facts, request, vm)
     document = _document(way, facts, request, result, run.exit_code(result), vm=describe_vm(vm))
+    # Before the change: what was examined is on the screen also where setting it fails.
     run.show(render(document))
+    # Without a change the VM has the GPU already, and there is nothing to take back.
     if run.apply and document.done == "looked" and document.change:
         with progress.step(f"set {document.change.key} of VM {number}"):
             file = set_gpu(pve, node, vm, document.change, state_home() / "passthrough")
@@ -96,7 +98,7 @@ def undo(name: str, token_file: str, *, apply: bool, show: Show) -> UndoResult:
     """Take back the change that an undo file describes."""
     change = read_undo(Path(name).expanduser())
     pve = connect(PveTarget(change.pve, change.fingerprint, change.ca, token_file))
-    # Undone only where the value is still the one that was written.
+    # The VM may have changed since: only the value that this tool wrote is taken back.
     vm = check_undo(pve, change)
     document = UndoResult(name, change, "as-is" if vm is None else "undone" if apply else "looked", 0)
     show(render_undone(document))
@@ -121,7 +123,7 @@ def create_vm(
         node: Of the cluster; empty: its only one.
         request: The GPU that the VM gets; None: none.
     """
-    # First, because hashing the image takes minutes.
+    # Before the host is asked and the image is read, because it depends on --pve alone.
     create.require_uploadable(way)
     progress, image = Progress(), create.read_image(order.image)
     pve = connect(way)
@@ -136,8 +138,9 @@ def create_vm(
             gpu = _document(way, facts, request, result, exit_code(result.checks), vm=None)
         plan = create.plan_vm(pve, order, image, node, number, value)
         version = str(pve.get("version")["version"])
+    # After the host was asked, which takes a moment and can refuse the rest.
     with progress.step("verify the image"):
-        # Not 0, by which the percentage is divided.
+        # An empty file is no disk; the percentage must not divide by its size.
         size = max(1, image.path.stat().st_size)
         check = create.check_checksum(image, lambda done: progress.say(f"{100 * done // size} %"))
     checks = (check, *plan.checks)

@@ -59,6 +59,7 @@ class GpuChangeOptions:
             **_scenario(self.scenario, self.settings),
             **({"recording": read_recording(Path(self.recording))} if self.recording else {}),
         }
+        # Empty fields are left out, so that a request without a change is `{}`, which only reads.
         return {name: value for name, value in fields.items() if value}
 
 
@@ -74,6 +75,8 @@ def parse_load(text: str) -> list[str]:
         UsageError: The text has another form.
     """
     parts = text.split(":")
+    # The first part is not checked here, as it may be `last`; isascii, because int() takes digits of every
+    # script.
     if len(parts) not in (3, 4) or not all(part.isascii() and is_whole(part) for part in parts[1:]):
         raise UsageError(
             f"--load {text}: wanted GPU:PID:MIB[:PERCENT]", hint="for example --load 0:1234:900:40"
@@ -88,6 +91,7 @@ def _scenario(name: str, settings: Sequence[str]) -> dict[str, Any]:
     """
     if not name or name in SCENARIOS:
         return {"scenario": name}
+    # A known name first: a file of that name in the current folder does not change what it means.
     path = Path(name)
     if path.exists():
         return {"settings": [*read_scenario(path), *settings]}
@@ -102,6 +106,7 @@ def read_recording(path: Path) -> dict[str, Any]:
     """
     try:
         nvml: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))["nvml"]
+        # The server checks the rest; this much says whether it is a recording at all.
         if not isinstance(nvml["gpus"], list):
             raise TypeError("gpus is no list")
     except (OSError, ValueError, LookupError, TypeError) as error:

@@ -56,12 +56,15 @@ def answer(machines: Machines, document: dict[str, Any]) -> dict[str, Any]:
     """
     request = load(GpuChange, document, where="request")
     if request.recording is not None:
+        # Before the machine is looked for and changed.
         _check_recording(request.recording)
     instance, machine = _machine(machines, request.instance_id)
+    # A start or stop of the machine in the middle would give or take its GPUs.
     with machines.lock(instance.id):
         if request.switch == "on":
             _switch_on(machines, instance, machine)
         elif request.switch == "off":
+            # A recording or a board is forgotten, so that the next --on is the instance type's own GPUs.
             machines.gpus_of(instance).use_profile()
             _switch_off(instance, machine)
         gpus, files = machine.gpus, machine.gpu_files
@@ -110,6 +113,7 @@ def _apply_request(
         gpus.use_recording(request.recording)
     if anew:
         files.state.write(rows)
+    # Before the settings are written, because the machine may refuse a reset or a load.
     for words in _commands_inside(request):
         _run_in_machine(machine, words)
     files.state.change(lambda rows: _change(rows, request))
@@ -131,6 +135,7 @@ def _check_recording(recording: dict[str, Any]) -> None:
     try:
         rows = initial_rows(recording)
         describe_gpus(rows)
+    # The file is from outside, so any of its values may have any type.
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise UsageError(
             f"the recording does not describe GPUs: {type(error).__name__}: {error}",
@@ -151,6 +156,7 @@ def _machine(machines: Machines, instance_id: str) -> tuple[Any, LocalMachine]:
     machine = machines.get(instance_id)
     if machine is None:
         raise unknown("machine", instance_id, [machine.spec.instance_id for machine in machines.all()])
+    # moto has a backend for each region, and the request names none.
     for backend in ec2_backends[DEFAULT_ACCOUNT_ID].values():
         if instance := backend.get_instance_by_id(instance_id):
             return instance, machine

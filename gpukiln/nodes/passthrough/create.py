@@ -314,7 +314,7 @@ def _image_checks(order: VmOptions, image: ImageFile) -> Iterator[PassthroughChe
     if not image.record:
         yield warned("image.record", "no record next to it: it is not known whether the image was verified")
         return
-    # Records of exports before 0.2.0 have the same fact as `proven`.
+    # Records of exports before 0.2.0 have the same fact under another name.
     verified = image.record.get("verified", image.record.get("proven"))
     if verified is False and not order.unproven:
         yield refused(

@@ -48,7 +48,6 @@ WORDS = {
 EXCEPTIONS = (
     "not-proven",  # value of the tag gpukiln:image, on existing accounts' images and in their IAM conditions
     '"proven"',  # field of the records of exports before 0.2.0, on users' disks
-    '.get("proven")',  # key of the records that exports wrote next to disk images on users' computers
     "file.tell()",  # method of Python's file objects
 )
 EXCEPTION = re.compile("|".join(map(re.escape, EXCEPTIONS)))

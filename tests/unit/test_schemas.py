@@ -130,7 +130,7 @@ def test_a_field_of_a_base_class_has_its_words():
     builder = SchemaBuilder({})
     builder.of(CheckedItem)
     fields = builder.defs["CheckedItem"]["properties"]
-    assert fields["message"]["description"] == "What was found, and what was wanted."
+    assert fields["message"]["description"] == "What was found and what was wanted."
     assert "outcome" in fields
 
 

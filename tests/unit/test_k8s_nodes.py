@@ -295,7 +295,7 @@ def test_notes_tell_what_surprises(nodes):
         "eks-gpu is not verified on the GPUs of p5.48xlarge"
         in nodes(*BASE, "karpenter", "--instance-type", "g4dn.xlarge,p5.48xlarge", "--max", "8")[2]
     )
-    assert "stays: no release" in nodes(*KARPENTER, "--ami", "ami-0123456789abcdef0")[2]
+    assert "get no new releases" in nodes(*KARPENTER, "--ami", "ami-0123456789abcdef0")[2]
     unsigned = "note: /gpukiln/eks-gpu/1.34/stable/image_id: unsigned: trusts the tags of this account\n"
     assert nodes(*KARPENTER)[2] == unsigned
 

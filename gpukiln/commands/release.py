@@ -239,7 +239,8 @@ def _report(command: JsonOptions, release: Release) -> None:
 
 
 def _confirm_public(name: str, regions: tuple[str, ...], typed: str) -> None:
-    if not typed and sys.stdin.isatty():
+    # sys.stdin is None where file descriptor 0 is closed at the start (Python's documentation of sys).
+    if not typed and sys.stdin and sys.stdin.isatty():
         say(f"Everybody will be able to launch {name} in {', '.join(regions)}.")
         # Not input(): its prompt would go to standard output, where the result goes.
         print("Type the AMI's name to go on: ", end="", file=sys.stderr, flush=True)

@@ -148,7 +148,6 @@ def labels(plan: ContainerPlan, build_id: str) -> dict[str, str]:
 
     Args:
         plan: The plan of the image.
-        build_id: The build.
     """
     return {
         "org.opencontainers.image.title": plan.image,

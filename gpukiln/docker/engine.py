@@ -61,7 +61,6 @@ class BuildRequest:
     """An image to build.
 
     Args:
-        context: The build context.
         tags: References that the image gets.
         arguments: Values of ARG.
         labels: Labels of the image.

@@ -114,8 +114,9 @@ def remove(
         removed = replace(_by_tags(workspace), owner=owner or workspace.owner)
         # Asked now, since the tag on the machine may be minutes old.
         busy = None if force else reach.ask_busy(cloud, workspace)
-        ssh_config.remove_entry(workspace.name)
         lifecycle.remove_workspace(cloud, removed, workspace, keep_home=keep_home, force=force, busy=busy)
+        # After the removal, which can be refused: the workspace is still reached by its name then.
+        ssh_config.remove_entry(workspace.name)
         # With a kept home the owner stays noted, so that a later `workspace.down` of it needs no --owner
         # here.
         if not keep_home:

@@ -35,23 +35,20 @@ def files(group: NodeGroup) -> dict[str, str]:
 def _head(group: NodeGroup) -> list[str]:
     if group.nodeadm:
         lines = [
-            "Nodes of an image on Amazon Linux 2023. Karpenter adds the cluster, the labels and the taints "
-            "to",
-            "the user data for nodeadm.",
+            "Nodes of an image on Amazon Linux 2023. Karpenter adds the cluster, the labels and the taints",
+            "to the user data for nodeadm.",
         ]
     else:
         lines = [
-            "Nodes of an image on Ubuntu. Karpenter adds nothing to the user data of a Custom image, so it "
-            "is",
-            "complete here. Its taint marks a node that Karpenter has not registered yet; Karpenter then",
+            "Nodes of an image on Ubuntu. Karpenter adds nothing to the user data of a Custom image, so it",
+            "is complete here. Its taint marks a node that Karpenter has not registered yet; Karpenter then",
             "replaces it by the taints of the NodePool.",
         ]
     if group.follows_channel:
         lines += [
-            "The role of Karpenter's controller needs ssm:GetParameter on the parameter. A release changes "
-            "the",
-            "parameter and every node drifts: the budgets replace one at a time, and none "
-            f"{group.hours.text}.",
+            "The role of Karpenter's controller needs ssm:GetParameter on the parameter. A release changes",
+            "the parameter and every node drifts: the budgets replace one at a time,",
+            f"and none {group.hours.text}.",
         ]
     elif group.pointer:
         lines += [

@@ -519,7 +519,7 @@ VERBS = (
             *REQUEST_OPTIONS,
             DURATION_OPTION,
             IDS_OPTION,
-            Option("heartbeat", "end the lease when it is not renewed within this time", value="10m"),
+            Option("heartbeat", "the lease ends when it is not renewed within this time", value="10m"),
             Option("comment", "a comment for other users"),
             Option("dry_run", "print what would be leased, without a lease", default=False),
         ),

@@ -89,7 +89,7 @@ def judge(proven, monkeypatch, capsys):
         )
         monkeypatch.setattr(steps, "run_suite", suite)
         monkeypatch.setattr(steps, "machine_from_image", machine)
-        monkeypatch.setattr(orphans, "remove_orphans", lambda *_: [])
+        monkeypatch.setattr(orphans, "clean_up_killed_builds", lambda *_: [])
         monkeypatch.setenv("GPUKILN_HOME", str(proven.folder.parent))
         cloud = SimpleNamespace(
             name=cloud_name,

@@ -102,7 +102,7 @@ def test_a_damaged_record_of_a_release_is_named(tmp_path: Path, caplog: pytest.L
     (tmp_path / "releases" / "a.json").write_text("{")
     (tmp_path / "releases" / "b.json").write_text('{"cloud": "aws", "regions": [{"region": "us-west-2"}]}')
     assert ReleaseLog(tmp_path).regions("aws") == ["us-west-2"]
-    assert "a.json can't be read, so its regions are not looked at" in caplog.text
+    assert "a.json can't be read, so its regions are skipped" in caplog.text
 
 
 @pytest.fixture

@@ -358,9 +358,9 @@ def test_a_qcow2_that_names_other_files_is_refused(golden, tmp_path, kind):
 @pytest.mark.parametrize(
     ("head", "says"),
     [
-        (b"KDMV", "file of vmdk.*"),
-        (b"conectix", "file of vhd"),
-        (b"\x28\xb5\x2f\xfd", "file of zstd"),
+        (b"KDMV", "has the format vmdk, wanted raw or qcow2"),
+        (b"conectix", "has the format vhd, wanted raw or qcow2"),
+        (b"\x28\xb5\x2f\xfd", "has the format zstd, wanted raw or qcow2"),
         (b"QFI\xfb", "not a complete qcow2 file"),
     ],
 )

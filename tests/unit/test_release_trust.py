@@ -647,7 +647,7 @@ def test_a_named_image_of_a_workspace_has_to_be_signed(key, build, tmp_path):
 @pytest.mark.usefixtures("typed", "key")
 def test_nodes_of_a_channel_with_keys_need_a_cloud_to_look_it_up():
     for image in (STABLE.path, AMI):
-        with pytest.raises(RefusedError, match="nobody said where to look it up"):
+        with pytest.raises(RefusedError, match="no cloud is given to look it up in"):
             require_trusted(image, None)
     with pytest.raises(UsageError, match="does not exist in us-west-2"):
         require_trusted(STABLE.path, Cloud())

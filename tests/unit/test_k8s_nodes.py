@@ -129,7 +129,7 @@ def test_a_second_run_says_what_changed(nodes, tmp_path):
         ([*KARPENTER, "--label", "nvidia.com/gpu.product=T4"], 2, "is set by gpukiln"),
         ([*KARPENTER, "--label", "karpenter.sh/foo=1"], 2, "rejects a NodePool"),
         ([*KARPENTER, "--label", "karpenter.k8s.aws/instance-family=g5"], 2, "rejects a NodePool"),
-        ([*KARPENTER, "--label", "kubernetes.io/hostname=1"], 2, "a kubelet sets it itself"),
+        ([*KARPENTER, "--label", "kubernetes.io/hostname=1"], 2, "a kubelet does not start with this label"),
         ([*MANAGED, "--label", "node-role.kubernetes.io/gpu=1"], 2, "does not start with this label"),
         ([*KARPENTER, "--label", "a..b/c=1"], 2, "no label of Kubernetes"),
         ([*KARPENTER, "--label", "gr\u00f6\u00dfe=1"], 2, "no label of Kubernetes"),
@@ -295,7 +295,7 @@ def test_notes_tell_what_surprises(nodes):
         "eks-gpu is not verified on the GPUs of p5.48xlarge"
         in nodes(*BASE, "karpenter", "--instance-type", "g4dn.xlarge,p5.48xlarge", "--max", "8")[2]
     )
-    assert "stays: no release" in nodes(*KARPENTER, "--ami", "ami-0123456789abcdef0")[2]
+    assert "these nodes get no new releases" in nodes(*KARPENTER, "--ami", "ami-0123456789abcdef0")[2]
     unsigned = "note: /gpukiln/eks-gpu/1.34/stable/image_id: unsigned: trusts the tags of this account\n"
     assert nodes(*KARPENTER)[2] == unsigned
 

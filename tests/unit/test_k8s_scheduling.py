@@ -82,7 +82,7 @@ def test_the_nearest_node_is_one_that_could_take_it():
     nodes = [node("excluded", 8), node("small", 1, pool="a"), node("large", 4, pool="a")]
     best, problems = nearest(pod(2, nodeSelector={"pool": "a"}), nodes, [other_pod("large", 4)])
     assert best["metadata"]["name"] == "large"
-    assert [one.text for one in problems] == [f"Insufficient {GPU}: 2 asked, 0 left"]
+    assert [one.text for one in problems] == [f"Insufficient {GPU}: 2 requested, 0 left"]
 
 
 def test_of_nodes_that_are_all_too_small_the_largest_is_nearest():

@@ -352,7 +352,7 @@ PROFILES: dict[str, Profile] = {
             "gpu.throttle": "not reported",
             "gpu.pcie-link": "not reported",
             "compute.bandwidth": "does not report the link's rate",
-            "multi-gpu.topology": "not reported",
+            "multi-gpu.topology": "no GPU reports its paths",
         },
         (
             ("gpu.clocks", gpu("clocks/max_sm", 0), "0 MHz, wanted more than 0"),

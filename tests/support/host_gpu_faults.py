@@ -111,7 +111,7 @@ GPU_FAULTS: dict[str, list[tuple[Fault, str]]] = {
     ],
     "gpu.nvml": [
         (no_nvml, "NVML Shared Library Not Found; nvidia-smi exits 0"),
-        (lambda d: d["nvml"].update(available=False), "was not asked"),
+        (lambda d: d["nvml"].update(available=False), "was not called"),
         (lambda d: d["nvml"].update(gpus=[]), "lists no GPU"),
         (lambda d: d["nvml"].update(gpus=[{"index": 0, "error": LOST}]), "can't reach GPU 0: GPU is lost"),
         (lambda d: d["gpus"]["pci"].append({"address": "0000:00:1f.0"}), "the PCI bus has"),
@@ -132,7 +132,7 @@ GPU_FAULTS: dict[str, list[tuple[Fault, str]]] = {
         (gpus(xids=["nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Fatal"]), "SXid"),
     ],
     "gpu.ecc": [
-        (gpu("ecc/pending", False), "ECC is on, and off after a reset"),
+        (gpu("ecc/pending", False), "ECC is on, and will be off after a reset"),
         (gpu("ecc/volatile_uncorrected", 3), "3 uncorrected"),
         (gpu("ecc/current", LOST), "ecc.current: GPU is lost"),
         (gpu("ecc/volatile_uncorrected", UNKNOWN), "Unknown Error"),
@@ -161,13 +161,13 @@ GPU_FAULTS: dict[str, list[tuple[Fault, str]]] = {
         (gpu("pcie/width", LOST), "GPU is lost"),
     ],
     "gpu.mig": [
-        (gpu("mig/pending", True), "MIG is off, and on after a reset"),
+        (gpu("mig/pending", True), "MIG is off, and will be on after a reset"),
         (both(gpu("mig/pending", True), gpu("mig/current", True)), "MIG is on, wanted disabled"),
         (gpu("mig/current", LOST), "GPU is lost"),
-        (expected(mig="enabled"), "MIG is off, wanted enabled, as /etc/gpukiln/expected.json"),
+        (expected(mig="enabled"), "MIG is off, wanted enabled by /etc/gpukiln/expected.json"),
         (both(expected(mig="enabled"), gpu("mig", dict.fromkeys(("current", "pending")))), "unsupported"),
-        (expected(mig="on"), "wants MIG 'on'"),
-        (both(expected(mig=None), gpu("mig/pending", True)), "MIG is off, and on after a reset"),
+        (expected(mig="on"), "has MIG 'on', wanted: enabled, disabled or any"),
+        (both(expected(mig=None), gpu("mig/pending", True)), "MIG is off, and will be on after a reset"),
         (put("expected", {"_error": "JSONDecodeError: line 1"}), "could not be gathered: JSONDecodeError"),
     ],
     "gpu.idle": [

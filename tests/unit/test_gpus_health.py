@@ -212,7 +212,7 @@ def test_a_machine_without_gpus_has_nothing_to_be_sick_of(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpukiln.gpus.collect.bus_gpus", list)
-    monkeypatch.setattr("gpukiln.gpus.collect.given_gpus", list)
+    monkeypatch.setattr("gpukiln.gpus.collect.accessible_gpus", list)
     monkeypatch.setattr("gpukiln.gpus.collect.is_simulated", lambda: False)
     code, said = typed(capsys)
     assert (code, said["state"], said["checks"]) == (0, "well", [])

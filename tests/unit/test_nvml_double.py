@@ -203,7 +203,7 @@ def within(*path_and_value: Any) -> Callable[[Data], None]:
         ("gpu.throttle", within("throttle/mask", 0x8), "hardware slowdown at"),
         ("gpu.clocks", within("temperature/gpu", 95), "95 degrees, wanted less than 92"),
         ("gpu.pcie-link", within("pcie/width", 8), "8 lanes, wanted 16"),
-        ("gpu.mig", within("mig/pending", True), "MIG is off, and on after a reset"),
+        ("gpu.mig", within("mig/pending", True), "MIG is off, and will be on after a reset"),
         (
             "gpu.idle",
             within("processes", [{"pid": 7, "name": "Xorg", "kind": "graphics"}]),

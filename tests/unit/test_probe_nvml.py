@@ -270,12 +270,12 @@ def test_a_driver_that_still_starts_at_the_limit_is_starting_and_nobody_reboots_
     simulated("g4dn.xlarge").change(lambda rows: rows.update(start_ms="30000"))
     code, out, _ = typed_gpu("list")
     assert code == 75
-    assert "starting: NVML has not started yet, and is still at work" in out
+    assert "starting: NVML is still starting" in out
     assert "reboot" not in out
     code, out, _ = typed_gpu("health")
     assert (code, "unknown" in out) == (5, True)
     code, _, err = typed_gpu("lease")
-    assert (code, "has not started yet" in err) == (75, True)
+    assert (code, "NVML is still starting" in err) == (75, True)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -321,7 +321,7 @@ def test_a_library_that_can_not_be_loaded_is_not_called_missing(monkeypatch: pyt
     monkeypatch.setattr(collect, "is_simulated", lambda: False)
     monkeypatch.setattr(collect, "ask_nvml", lambda **_: nvml.NvmlAnswer({"error": error}))
     found = collect.collect()
-    assert (found.state, "file too short" in found.message, "anew" in found.fix) == ("no-library", True, True)
+    assert (found.state, "file too short" in found.message, "reinstall" in found.fix) == ("no-library", True, True)
 
 
 def test_what_the_loader_says_of_a_damaged_library_is_kept(tmp_path: Path) -> None:

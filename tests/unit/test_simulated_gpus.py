@@ -364,7 +364,7 @@ def test_every_scenario_is_seen_by_who_holds_a_handle(machine: Machine, name: st
         ("1.utilization=101", "wanted percent"),
         ("1.lost=perhaps", "wanted whether"),
         ("1.nvlink_down=0", "has no NVLink 0"),
-        ("1.pages_pending=true", "does not tell retired_pages_pending"),
+        ("1.pages_pending=true", "does not have retired_pages_pending"),
     ],
 )
 def test_a_setting_that_is_none_changes_nothing(machine: Machine, text: str, told: str) -> None:
@@ -378,7 +378,7 @@ def test_a_setting_that_is_none_changes_nothing(machine: Machine, text: str, tol
 
 def test_mig_can_not_be_played_where_nothing_can_be_cut(machine: Machine) -> None:
     state = machine("g5.12xlarge")
-    with pytest.raises(UsageError, match="cut by MIG"):
+    with pytest.raises(UsageError, match="has MIG"):
         state.change(lambda rows: settings.play_scenario(rows, "mig-mixed"))
 
 

@@ -270,5 +270,5 @@ def test_the_planner_places_what_each_board_can_have(gpu: Gpu, board: str) -> No
 def test_the_planner_refuses_what_an_a100_has_no_memory_for(gpu: Gpu) -> None:
     offered = profiles(pynvml, gpu(A100))
     for wanted in ({THREE: 2, ONE: 1}, {FOUR: 1, THREE: 1, ONE: 1}, {"1g.10gb": 4, ONE: 1}):
-        with pytest.raises(IncompatibleError, match="no room"):
+        with pytest.raises(IncompatibleError, match="no space"):
             arrange(offered, wanted)

@@ -85,4 +85,4 @@ def test_fields_are_described() -> None:
     schema = verdict_schema()
     fields = {**schema["properties"], **schema["$defs"]["CheckResult"]["properties"]}
     assert {name for name, field in fields.items() if not field.get("description")} == set()
-    assert "never counted" in fields["outcome"]["description"]
+    assert "never count as passed" in fields["outcome"]["description"]

@@ -321,7 +321,11 @@ def test_a_library_that_can_not_be_loaded_is_not_called_missing(monkeypatch: pyt
     monkeypatch.setattr(collect, "is_simulated", lambda: False)
     monkeypatch.setattr(collect, "ask_nvml", lambda **_: nvml.NvmlAnswer({"error": error}))
     found = collect.collect()
-    assert (found.state, "file too short" in found.message, "reinstall" in found.fix) == ("no-library", True, True)
+    assert (found.state, "file too short" in found.message, "reinstall" in found.fix) == (
+        "no-library",
+        True,
+        True,
+    )
 
 
 def test_what_the_loader_says_of_a_damaged_library_is_kept(tmp_path: Path) -> None:

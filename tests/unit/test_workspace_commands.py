@@ -21,7 +21,7 @@ from gpukiln.errors import UnavailableError
 from gpukiln.instances.tags import tag_list
 from gpukiln.options import options_of
 from gpukiln.verify.verdict import CheckResult, Verdict
-from gpukiln.workspaces import provision, reach, ssh_config
+from gpukiln.workspaces import operations, provision, reach, ssh_config
 from gpukiln.workspaces.lifecycle import find_workspaces
 from tests.support import documents
 from tests.support.exit_codes import invoke
@@ -325,7 +325,7 @@ def test_ctrl_c_that_can_not_remove_it_says_so(typed: Typed, monkeypatch: pytest
 def test_ctrl_c_while_it_starts_again_says_what_runs(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     raised(typed)
     typed("stop", "vision")
-    monkeypatch.setattr(provision, "wait_until_done", interrupt_after("home"))
+    monkeypatch.setattr(operations, "wait_until_done", interrupt_after("home"))
     assert "vision runs: i-" in typed("start", "vision", code=130).stderr
 
 
@@ -670,7 +670,7 @@ def test_a_start_looks_whether_it_is_well(typed: Typed, monkeypatch: pytest.Monk
     raised(typed)
     bad = verdict(failed=[("gpu.xid", "Xid 79")])
     monkeypatch.setattr(reach, "run_suite", Suite([bad, verdict()]))
-    monkeypatch.setattr(provision, "wait_until_done", lambda *_, **__: tag("done"))
+    monkeypatch.setattr(operations, "wait_until_done", lambda *_, **__: tag("done"))
     typed("stop", "vision")
     done = typed("start", "vision", code=1)
     assert "vision is unhealthy: gpu.xid" in done.stderr

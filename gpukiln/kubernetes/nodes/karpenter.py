@@ -50,7 +50,7 @@ def _head(group: NodeGroup) -> list[str]:
         lines += [
             "The role of Karpenter's controller needs ssm:GetParameter on the parameter. A release changes "
             "the",
-            "parameter and every node drifts: the budgets replace one at a time, and none "
+            "parameter and every node drifts: the budgets replace one at a time, and none",
             f"{group.hours.text}.",
         ]
     if group.hours.zone != "UTC":

@@ -279,7 +279,6 @@ def disk_full(folder: Path, needs_mib: int = 0) -> UnavailableError:
     """The error for a full disk.
 
     Args:
-        folder: Folder on the disk.
         needs_mib: About how much is needed; 0: unknown.
     """
     while not folder.exists():

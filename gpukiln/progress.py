@@ -86,9 +86,6 @@ class Progress:
     def step(self, name: str) -> Iterator[None]:
         """Report a step; an exception is reported as its failure and raised.
 
-        Args:
-            name: The step's name.
-
         Yields:
             Nothing.
         """
@@ -154,11 +151,7 @@ class Progress:
         self._detail = detail
 
     def show(self, line: Text) -> None:
-        """Print one line above the running step; truncated at a terminal's edge, complete in a log.
-
-        Args:
-            line: The line.
-        """
+        """Print one line above the running step; truncated at a terminal's edge, complete in a log."""
         self._spoke = time.monotonic()
         if self.console.is_terminal:
             self.console.print(line, no_wrap=True, overflow="ellipsis")

@@ -239,7 +239,6 @@ def trusted_payload(envelope: str, keys: Sequence[Key]) -> tuple[bytes, Key]:
 
     Args:
         envelope: A DSSE envelope as JSON.
-        keys: The trusted keys.
 
     Raises:
         CheckFailedError: It is no envelope of an in-toto statement, or has no valid signature of a trusted

@@ -144,12 +144,7 @@ def build_container(
 
 
 def labels(plan: ContainerPlan, build_id: str) -> dict[str, str]:
-    """Labels of the image: the annotations of the OCI image specification, and gpukiln's own.
-
-    Args:
-        plan: The plan of the image.
-        build_id: The build.
-    """
+    """Labels of the image: the annotations of the OCI image specification, and gpukiln's own."""
     return {
         "org.opencontainers.image.title": plan.image,
         "org.opencontainers.image.description": plan.title,

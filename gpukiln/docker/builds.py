@@ -25,7 +25,7 @@ class ContainerRecord:
         plan: The plan of the image.
         engine: The engine that builds it: docker, podman or buildah; empty before.
         reference: The engine's name of the image; empty before it was built.
-        image: The image, or None.
+        image: What the engine built; None before.
         verdict: The verdict of its verification, or None.
         pushed: The images in registries, one a repository.
         durations_s: Seconds of each step.

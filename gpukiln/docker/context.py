@@ -99,9 +99,6 @@ def make_context(
 def image_record(plan: ContainerPlan) -> dict[str, Any]:
     """The image's record, /etc/gpukiln/image.json.
 
-    Args:
-        plan: The plan of the image.
-
     Returns:
         Plain data.
     """

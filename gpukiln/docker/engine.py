@@ -61,7 +61,7 @@ class BuildRequest:
     """An image to build.
 
     Args:
-        context: The build context.
+        context: The folder that the engine gets.
         tags: References that the image gets.
         arguments: Values of ARG.
         labels: Labels of the image.

@@ -78,7 +78,6 @@ class Journal:
     """The blocks that are done, with their digests; a line that a kill cut short is ignored.
 
     Args:
-        file: The journal's path.
         about: Facts of the snapshot; a journal with other facts is not resumed.
     """
 

@@ -62,7 +62,7 @@ class ImportOptions:
         base: One of ami/bases.yaml, which has the name of the login user.
         driver: The NVIDIA driver's version.
         modules: open or proprietary.
-        instance_types: The instance types that it is for.
+        instance_types: EC2's names of the machines that it is for.
         trust: Whether the embedded cloud may start it as a container, on this computer's kernel.
     """
 

@@ -84,7 +84,7 @@ class Device:
         mig_pending: The MIG mode after the next reset.
         health: ok, warning, sick, lost, hung or unknown.
         findings: The reasons; ids are those of the table of faults (`gpukiln.gpus.faults`).
-        leases: The leases on it.
+        leases: Who holds it.
         allocatable: Whether a request without conditions could lease it now.
         not_allocatable_because: Every reason.
         error: Why the driver reports nothing; null where it does.

@@ -55,7 +55,6 @@ class ServiceCall:
     Args:
         line: The connection.
         who: The caller.
-        arguments: Of the call.
     """
 
     line: socket.socket

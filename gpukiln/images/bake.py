@@ -84,7 +84,6 @@ def bake(
     """Make the image.
 
     Args:
-        plan: The plan of the image.
         build: Its folder; gets the logs and the image's own record.
         saved: Caches and signing keys.
         stage: The stage that it starts from; None: from the base.

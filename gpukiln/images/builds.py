@@ -63,7 +63,7 @@ class Record:
         schema: Version of this document's form.
         build_id: Its name, which starts with the time.
         state: running, baked, verified, failed or aborted.
-        plan: The plan of the image.
+        plan: What was to be built.
         bake: The image, or None.
         verdicts: Every verdict on it, the newest last; the report of the first is in verify/1.
         durations_s: Seconds of each step.

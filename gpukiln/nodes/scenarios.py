@@ -97,7 +97,6 @@ def choose_scenarios(names: list[str], folder: Path = FOLDER) -> tuple[list[Scen
 
     Args:
         names: Those asked for; empty for all that need no image pulled.
-        folder: The folder of the scenarios.
 
     Returns:
         Those to run, and those that are not run unless they are asked for.

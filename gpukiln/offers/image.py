@@ -52,7 +52,7 @@ class ChannelImage:
     """The image that a channel points at.
 
     Args:
-        parameter: Of the channel.
+        parameter: Name of the channel's SSM parameter.
         since: When it was pointed there, ISO 8601; empty where it is not known.
         facts: None where the image's tags don't say what is in it, or nothing shows that it was released;
             `why` says so then.

@@ -46,9 +46,6 @@ class MachineNeed:
 def machine_needs(channel: Channel, verification: ImageVerification) -> list[MachineNeed]:
     """The machines on which an image must have been verified before a channel accepts it.
 
-    Args:
-        verification: The image's verification.
-
     Returns:
         One for each GPU or architecture that the channel names; where it names none, any machine.
     """
@@ -234,7 +231,6 @@ def types_for(need: MachineNeed, verification: ImageVerification, given: list[st
     """The instance types to try for a need, the best first.
 
     Args:
-        verification: The image's verification.
         given: The types that the user named.
 
     Returns:

@@ -23,7 +23,6 @@ class ChannelRow:
     """One channel in one region.
 
     Args:
-        pointer: The channel.
         image_id: The image that it points at, or an empty string where it is missing.
         build: The build of that image.
         since: The time of the release, ISO 8601.
@@ -118,7 +117,6 @@ def require_channel_build(cloud: Cloud, pointer: Pointer, build: str, regions: I
 
     Args:
         cloud: The cloud, in any region.
-        pointer: The channel.
         build: The build that it must point at.
         regions: In each of these regions.
 

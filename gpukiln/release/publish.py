@@ -53,7 +53,6 @@ class ReleaseSpec:
     """What to release, and how.
 
     Args:
-        verification: The image's verification.
         channel: The channel's rules.
         excused: Requirements that were not verified and are excused, with the reason.
         sharing: The launch permissions to add.
@@ -88,7 +87,6 @@ def source_image(cloud: Cloud, verification: ImageVerification) -> dict[str, Any
 
     Args:
         cloud: The cloud, in the image's region.
-        verification: The image's verification.
 
     Returns:
         The image, as DescribeImages gives it.

@@ -150,7 +150,6 @@ def with_signed_verdicts(
 
     Args:
         verification: The verification by tags and record.
-        vouched: The signed statements.
         record: The build's record, where this computer has it: it has the reasons of checks that did not run.
 
     Raises:

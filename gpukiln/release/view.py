@@ -100,11 +100,7 @@ def channels_table(rows: Iterable[ChannelRow]) -> Rows:
 
 
 def prune_table(regions: Iterable[PruneResult]) -> Rows:
-    """One row an image, and one for every orphaned snapshot.
-
-    Args:
-        regions: The results by region.
-    """
+    """One row an image, and one for every orphaned snapshot."""
     table = Rows("", "region", "image", "created", "reason", "name", first=4)
     for region in regions:
         for item in region.items:

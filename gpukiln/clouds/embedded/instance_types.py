@@ -37,11 +37,7 @@ def extend_instance_types() -> None:
 
 
 def describe_type(name: str, facts: catalog.InstanceType) -> dict[str, Any]:
-    """A type in the form of DescribeInstanceTypes, without the fields that the catalogue does not have.
-
-    Args:
-        name: The type's name.
-    """
+    """A type in the form of DescribeInstanceTypes, without the fields that the catalogue does not have."""
     accelerator = gpu(facts.gpu)
     device = {
         "Name": ec2_name(facts.gpu),

@@ -33,7 +33,6 @@ class MachineSpec:
         instance_id: The EC2 instance it stands for.
         kind: container (in a user namespace), privileged (a container whose root is this computer's root) or
             vm.
-        folder: The machine's folder.
         root: The root volume.
         console: File for the console's output.
         address: Private IPv4 address in 127.0.0.0/8.

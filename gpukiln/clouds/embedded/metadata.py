@@ -76,7 +76,6 @@ def lookup(metadata: InstanceMetadata, path: str) -> bytes | None:
     """The answer for a path.
 
     Args:
-        metadata: The instance's metadata.
         path: The request's path, for example /latest/meta-data/instance-id.
 
     Returns:

@@ -202,7 +202,6 @@ class PodContainer:
 
     Args:
         where: Its path in the pod spec: containers or initContainers, and its index.
-        spec: The container.
     """
 
     where: Path

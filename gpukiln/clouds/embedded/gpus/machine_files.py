@@ -98,7 +98,6 @@ class MachineFiles:
     """The files of one machine's simulated GPUs.
 
     Args:
-        folder: Their folder.
         root: Root of the path: of this computer, or /proc/PID/root of a running container.
     """
 

@@ -25,7 +25,6 @@ class GpuChange:
     """A request; its fields are applied in this order.
 
     Args:
-        instance_id: Id of the instance.
         switch: `on` or `off`; empty: no change.
         recording: The section `nvml` of a recording, from which the GPUs answer from now on.
         board: KEY[:COUNT] of a board of the catalogue that replaces the GPUs, for example rtx-4090:2.

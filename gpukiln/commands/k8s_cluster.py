@@ -25,18 +25,20 @@ class K8sTest(KubernetesOptions):
     dry_run: bool = option("only print the pods", False)
 
     def run(self) -> int:
-        from gpukiln.kubernetes import prove, verify
+        from gpukiln.kubernetes import cluster_verification, verify
         from gpukiln.kubernetes.manifest import dump
         from gpukiln.verify import report
 
-        options = prove.GpuTestOptions(
+        options = cluster_verification.GpuTestOptions(
             self.image or verify.pushed_image(say),
             **self.pick("namespace", "resource", "runtime_class", "pull_secret"),
             selector=self.node_selector,
             wait_s=MINUTE_S * self.wait_minutes,
         )
         if self.dry_run:
-            results().show(dump(*prove.pods_of(options, self.namespace or "default")).rstrip())
+            results().show(
+                dump(*cluster_verification.pod_manifests(options, self.namespace or "default")).rstrip()
+            )
             return 0
         verdict, folder = verify.verify_cluster(self.api(), options)
         # Each check was shown while the suite ran.

@@ -52,7 +52,9 @@ class K8sTest(KubernetesOptions):
 class K8sRbac(JsonOptions):
     """Print the least permissions that commands need on a cluster, to be applied."""
 
-    for_: str = option("commands, separated by commas: their names behind k8s.")
+    for_: str = option(
+        "commands, separated by commas: their names behind k8s., and canary of ami.verify --cluster"
+    )
     namespace: str = option("the namespace that the commands work in", "default")
     to: str = option("who gets them: User:NAME, Group:NAME or ServiceAccount:NAME", "Group:gpu-users")
 

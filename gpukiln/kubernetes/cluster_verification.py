@@ -173,6 +173,7 @@ def _outside(cluster: Cluster, options: GpuTestOptions, nodes: list[dict[str, An
     """What the API server reports, in the form of the facts."""
     return {
         "context": cluster.context,
+        "kubernetes": "{}.{}".format(*cluster.version()),
         "selector": options.selector,
         "resource": options.resource,
         "nodes": nodes,
@@ -182,6 +183,22 @@ def _outside(cluster: Cluster, options: GpuTestOptions, nodes: list[dict[str, An
         "eviction": None,
         "restart": None,
     }
+
+
+def unusable_facts(cluster: Cluster, options: GpuTestOptions, reason: str) -> dict[str, Any]:
+    """Facts of a node that can't run pods.
+
+    Args:
+        reason: Why, for the check cluster.allocatable; what no pod could show is not reached.
+    """
+    outside = {
+        **_outside(cluster, options, selected_nodes(cluster, options)),
+        "reason": reason,
+        "free": 0,
+        "pods": dict.fromkeys(("granted", "other", "without")),
+        "counted": [],
+    }
+    return {"schema": 1, **_failed_facts(reason, NOT_REACHED), "cluster": outside}
 
 
 def _sharing(nodes: list[dict[str, Any]]) -> list[str]:

@@ -18,6 +18,8 @@ PLUGIN = "`kubectl -n kube-system logs -l app.kubernetes.io/name=nvidia-device-p
 def require_agent(facts: Facts, name: str) -> None:
     """Each node has a ready pod of a DaemonSet; not run in a cluster that has no such pod."""
     nodes = facts["cluster"]["nodes"]
+    if not nodes:
+        raise NotReachedError(facts["cluster"]["reason"] or f"no node has {facts['cluster']['selector']}")
     if not any(node[name] for node in nodes):
         pytest.skip(f"no pod of this cluster is NVIDIA's {AGENTS[name]}")
     agents = {node["name"]: node[name] for node in nodes}
@@ -35,7 +37,7 @@ def ran(facts: Facts, name: str) -> dict:
     pod = facts["cluster"]["pods"][name]
     # Not reached instead of failed: one cause must not make every check of the layer fail.
     if pod is None or not pod["ran"]:
-        raise NotReachedError(pod["why"] if pod else "no pod was started")
+        raise NotReachedError(pod["why"] if pod else facts["cluster"]["reason"] or "no pod was started")
     return pod
 
 

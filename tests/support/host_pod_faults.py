@@ -27,6 +27,7 @@ def pod() -> Data:
     return {
         "cluster": {
             "context": "c",
+            "kubernetes": "1.34",
             "selector": "nvidia.com/gpu.present=true",
             "resource": "nvidia.com/gpu",
             "free": 2,

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 import subprocess
 import threading
 
@@ -12,11 +11,10 @@ from gpukiln.errors import UnavailableError
 from gpukiln.kubernetes import cluster_verification
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.rbac import COMMAND_RULES, roles
-from gpukiln.probe.gather import POD_SECTIONS
 from tests.support.api_server import GPU, ApiServer, Fault, Outcome, node
 from tests.support.exit_codes import invoke
 from tests.support.host_evaluate import evaluate_check
-from tests.support.host_machine import machine
+from tests.support.verification_pods import Container
 
 IMAGE = "registry.example/runner-gpu@sha256:" + "0" * 64
 
@@ -31,33 +29,6 @@ def server(tmp_path, monkeypatch):
     yield server
     container.end.set()
     server.close()
-
-
-class Container:
-    """What the pods of a test say: nvidia-smi's lines of what they were granted, facts of a good machine."""
-
-    def __init__(self, server):
-        self.server, self.end = server, threading.Event()
-        self.sees = lambda _, gpus: gpus
-        self.named = lambda gpus: ",".join(gpus) or "void"
-        self.smi_exit = 0
-        self.outcome = None
-
-    def __call__(self, pod, gpus):
-        command = pod["spec"]["containers"][0]["command"][-1]
-        if self.outcome:
-            return self.outcome
-        if "nvidia-smi" not in command:
-            good = {name: machine(gpus=len(gpus))[name] for name in ("hung", *POD_SECTIONS)}
-            mark = re.search(r" pod ([0-9a-f]{32}) ", command)[1]
-            return Outcome(log=f"{mark}\n{json.dumps(good)}\n{mark}")
-        seen = self.sees(pod, gpus)
-        lines = [f"GPU {index}: Tesla T4 (UUID: {one})" for index, one in enumerate(seen)]
-        code = self.smi_exit or (0 if seen else 6)
-        lines += [*([] if seen else ["No devices were found"]), f"{cluster_verification.SMI_EXIT_LINE}{code}"]
-        return Outcome(
-            log="\n".join([*lines, f"{cluster_verification.DEVICES_LINE}{self.named(gpus)}"]), wait=self.end
-        )
 
 
 @pytest.fixture

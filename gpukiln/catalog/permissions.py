@@ -64,7 +64,7 @@ class Statement:
     has_tag: str = ""
     gets_tag: str = ""
     creating: tuple[str, ...] = ()
-    needs: Literal["", "kms_keys", "module_cache", "sign_key"] = ""
+    needs: Literal["", "kms_keys", "module_cache", "node_role", "sign_key"] = ""
     region: str = ""
     # kms:ViaService: a key may be used by EBS for the caller, and not by the caller directly.
     through: str = ""

@@ -40,6 +40,7 @@ class Scope:
             policy has no calls on keys.
         module_cache: The s3://BUCKET/PREFIX of --module-cache; empty: the policy has no calls of S3.
         sign_key: ARN of the KMS key that signs statements; empty: the policy has no calls on it.
+        node_role: ARN of the role of a cluster's nodes; empty: the policy has no call on it.
     """
 
     account: str = ""
@@ -49,6 +50,7 @@ class Scope:
     kms_keys: Sequence[str] = ()
     module_cache: str = ""
     sign_key: str = ""
+    node_role: str = ""
 
     @property
     def partition(self) -> str:
@@ -210,6 +212,11 @@ def _check(scope: Scope) -> None:
         raise UsageError(
             f"{wrong[0]!r} is not the ARN of a key", hint="pass the key's ARN: IAM accepts no alias"
         )
+    if scope.node_role and not re.fullmatch(r"arn:aws[\w-]*:iam::\d{12}:role/[\w+=,.@/-]+", scope.node_role):
+        raise UsageError(
+            f"{scope.node_role!r} is not the ARN of a role",
+            hint="for example --node-role arn:aws:iam::111122223333:role/nodes",
+        )
     if scope.module_cache and not re.fullmatch(r"s3://[a-z0-9.-]+(/.*)?", scope.module_cache):
         raise UsageError(
             f"--module-cache {scope.module_cache} is not s3://BUCKET/PREFIX",
@@ -262,6 +269,8 @@ def _arns(template: str, scope: Scope) -> list[str]:
         return list(scope.kms_keys)
     if template == "{sign_key}":
         return [scope.sign_key]
+    if template == "{node_role}":
+        return [scope.node_role]
     bucket, _, prefix = scope.module_cache.removeprefix("s3://").partition("/")
     prefix = prefix.strip("/")
     values = {

@@ -7,6 +7,8 @@
 BUILD_TAG = "gpukiln:build"
 PURPOSE_TAG = "gpukiln:purpose"  # bake or verify
 DEADLINE_TAG = "gpukiln:deadline"  # ISO 8601
+CANARY_TAG, CLUSTER_TAG = "gpukiln:canary", "gpukiln:cluster"
+"""On the machine of a canary: the value of its Node's label, and the context of the cluster that it joins."""
 OWNER_TAG = "gpukiln:owner"  # of a build's and of a workspace's resources, and of imported images
 
 # On instances of the embedded cloud.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from gpukiln.cli.command import SIGNERS, ExistingImageOptions, MachineOptions, say, words
 from gpukiln.errors import UsageError
 from gpukiln.options import option
+
+MINUTE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,18 @@ class AmiVerify(ExistingImageOptions, MachineOptions):
         "give the machine simulated GPUs (embedded cloud): a rehearsal, whose verdict does not count", False
     )
     sign_key: str = option(f"signs the verdict: {SIGNERS}")
+    cluster: str = option("context of a cluster: verify the image as a node of it")
+    kubeconfig: str = option("of --cluster; default: $KUBECONFIG, then ~/.kube/config")
+    eks_cluster: str = option("name of the cluster on EKS; default: by the context's ARN")
+    node_profile: str = option("instance profile of the cluster's nodes, by its name")
+    user_data: str = option("file that joins a cluster which is not on EKS")
+    pod_image: str = option("image of the test pods; default: the runner image that was pushed last")
+    wait_minutes: int = option("until the node is ready, and for each test pod", 15)
 
     def run(self) -> None:
+        if self.cluster:
+            self._run_in_cluster()
+            return
         from gpukiln.attest.signing import signer_of
         from gpukiln.images.builds import Builds
         from gpukiln.images.channels import load_channel
@@ -58,3 +71,38 @@ class AmiVerify(ExistingImageOptions, MachineOptions):
             require_passed(verdict, self.build)
         if rules:  # reports also what no verification provides, such as a signature
             require_verified(self.for_, rules, image.verification(rules), has_gpus=image.cloud.has_gpus)
+
+    def _run_in_cluster(self) -> None:
+        from gpukiln.images import orphans
+        from gpukiln.images.builds import Builds
+        from gpukiln.images.subject import check_machines
+        from gpukiln.kubernetes.canary import CanaryOptions, verify_in_cluster
+        from gpukiln.kubernetes.cluster import Cluster
+        from gpukiln.kubernetes.cluster_verification import GpuTestOptions
+        from gpukiln.kubernetes.verify import pushed_image
+        from gpukiln.pipeline.steps import require_passed
+        from gpukiln.release.find import find
+        from gpukiln.state import state_home
+        from gpukiln.verify import report
+
+        account = self.pick("cloud", "region", "profile", "subnet_id", "ssh_cidr")
+        image, wait_s = find(self.build, Builds(), **account), MINUTE_S * self.wait_minutes
+        options = CanaryOptions(
+            GpuTestOptions(self.pod_image or pushed_image(say), wait_s=wait_s),
+            instance_types=check_machines(image.subject(), words(self.instance_types)),
+            user_data=Path(self.user_data).expanduser() if self.user_data else None,
+            ready_s=wait_s,
+            **self.pick("eks_cluster", "node_profile", "spot", "simulated"),
+        )
+        cluster = Cluster(self.cluster, self.kubeconfig)
+        orphans.clean_up_killed_builds(image.cloud, Builds(), say)
+        verdict, machine, folder = verify_in_cluster(
+            image.subject(), image.cloud, image.build, cluster, options, state_home()
+        )
+        self.show(
+            report.ending(verdict),
+            f"verified as a node of {cluster.context} on {machine.instance_type} in {machine.zone}",
+            f"report: {folder / 'report.html'}",
+        )
+        self.report(None, schema="ami.verify/1", verdicts=[verdict])
+        require_passed(verdict, self.build)

@@ -15,7 +15,7 @@ class CloudPolicy(Command):
 
     for_: str = option(
         "jobs, separated by commas: plan, build, verify, release, prune, sweep, push, export, import, offer, "
-        "refresh, workspace; or workspace-boundary, which workspaces need once per account",
+        "refresh, workspace, cluster; or workspace-boundary, which workspaces need once per account",
         first=True,
         required=True,
     )
@@ -31,6 +31,7 @@ class CloudPolicy(Command):
         "ARN of the key of AWS KMS that signs statements (--sign-key awskms:...), or that a channel "
         "trusts by its ARN"
     )
+    node_role: str = option("ARN of the role of the cluster's nodes, which ami.verify --cluster passes on")
     secrets: str = option(
         "with workspace-boundary: ARNs of secrets and names of parameters (/team/*), separated by commas, "
         "that workspaces may read; default: none"
@@ -50,7 +51,7 @@ class CloudPolicy(Command):
         for channel in words(self.channels):
             load_channel(channel)
         scope = iam.Scope(
-            **self.pick("account", "repository", "module_cache", "sign_key"),
+            **self.pick("account", "repository", "module_cache", "sign_key", "node_role"),
             regions=region_names(self.regions),
             channels=words(self.channels),
             kms_keys=words(self.kms_keys),

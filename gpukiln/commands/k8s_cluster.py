@@ -22,6 +22,7 @@ class K8sTest(KubernetesOptions):
     runtime_class: str = option("of the pods, where nvidia is not the default runtime")
     pull_secret: str = option("with which the image is pulled")
     wait_minutes: int = option("for nodes, capacity and images", 15)
+    cordoned: bool = option("let the pods run on cordoned nodes, too", False)
     dry_run: bool = option("only print the pods", False)
 
     def run(self) -> int:
@@ -31,7 +32,7 @@ class K8sTest(KubernetesOptions):
 
         options = cluster_verification.GpuTestOptions(
             self.image or verify.pushed_image(say),
-            **self.pick("namespace", "resource", "runtime_class", "pull_secret"),
+            **self.pick("namespace", "resource", "runtime_class", "pull_secret", "cordoned"),
             selector=self.node_selector,
             wait_s=MINUTE_S * self.wait_minutes,
         )
@@ -51,7 +52,9 @@ class K8sTest(KubernetesOptions):
 class K8sRbac(JsonOptions):
     """Print the least permissions that commands need on a cluster, to be applied."""
 
-    for_: str = option("commands, separated by commas: their names behind k8s.")
+    for_: str = option(
+        "commands, separated by commas: their names behind k8s., and canary of ami.verify --cluster"
+    )
     namespace: str = option("the namespace that the commands work in", "default")
     to: str = option("who gets them: User:NAME, Group:NAME or ServiceAccount:NAME", "Group:gpu-users")
 

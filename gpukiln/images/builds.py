@@ -65,6 +65,8 @@ class Record:
         state: running, baked, verified, failed or aborted.
         bake: The image, or None.
         verdicts: Every verdict on it, the newest last; the report of the first is in verify/1.
+        cluster_verdicts: Every verdict on it as a node of a cluster, the newest last; the report of the first
+            is in cluster/1.
         durations_s: Seconds of each step.
         error: Why it failed, or an empty string.
         cost: Its cost so far; None where it costs nothing.
@@ -80,6 +82,7 @@ class Record:
     durations_s: dict[str, float] = field(default_factory=dict)
     error: str = ""
     cost: Cost | None = None
+    cluster_verdicts: tuple[Verdict, ...] = ()
 
     @property
     def newest_verdicts(self) -> dict[str, Verdict]:
@@ -122,6 +125,14 @@ class Build(RecordFolder[Record]):
             number: 1 for the first; a record's `len(verdicts)` for the newest.
         """
         return self.folder / "verify" / str(number)
+
+    def cluster_report_folder(self, number: int) -> Path:
+        """Where the report of a verdict on the image as a node is.
+
+        Args:
+            number: 1 for the first.
+        """
+        return self.folder / "cluster" / str(number)
 
     @staticmethod
     def kind() -> type[Record]:

@@ -101,30 +101,47 @@ def ssh_access(
     tags = build_tags(build_id, purpose, deadline)
     name = f"gpukiln-{purpose}-{build_id}"
     try:
-        with explain_aws_errors(f"prepare to {purpose}"):
-            ec2 = cloud.client("ec2")
-            key = ec2.create_key_pair(
-                KeyName=name, KeyType="ed25519", TagSpecifications=tag_specifications(tags, "key-pair")
-            )
-            private_key = _write_key(build_id, purpose, key["KeyMaterial"])
-            group = ec2.create_security_group(
-                GroupName=name,
-                Description=f"SSH to the machine of a gpukiln {purpose}",
-                VpcId=_vpc_of(ec2, cloud.subnet_id),
-                TagSpecifications=tag_specifications(tags, "security-group"),
-            )["GroupId"]
-            ec2.authorize_security_group_ingress(
-                GroupId=group,
-                IpPermissions=[
-                    {
-                        "IpProtocol": "tcp",
-                        "FromPort": 22,
-                        "ToPort": 22,
-                        "IpRanges": [{"CidrIp": cidr}],
-                    }
-                ],
-            )
-        yield SshAccess(name, private_key, group, deadline)
+        with resources_removed(cloud, build_id, deadline, say=say):
+            with explain_aws_errors(f"prepare to {purpose}"):
+                ec2 = cloud.client("ec2")
+                key = ec2.create_key_pair(
+                    KeyName=name, KeyType="ed25519", TagSpecifications=tag_specifications(tags, "key-pair")
+                )
+                private_key = _write_key(build_id, purpose, key["KeyMaterial"])
+                group = ec2.create_security_group(
+                    GroupName=name,
+                    Description=f"SSH to the machine of a gpukiln {purpose}",
+                    VpcId=_vpc_of(ec2, cloud.subnet_id),
+                    TagSpecifications=tag_specifications(tags, "security-group"),
+                )["GroupId"]
+                ec2.authorize_security_group_ingress(
+                    GroupId=group,
+                    IpPermissions=[
+                        {
+                            "IpProtocol": "tcp",
+                            "FromPort": 22,
+                            "ToPort": 22,
+                            "IpRanges": [{"CidrIp": cidr}],
+                        }
+                    ],
+                )
+            yield SshAccess(name, private_key, group, deadline)
+    finally:
+        (keys_folder() / f"{build_id}.{purpose}").unlink(missing_ok=True)
+
+
+@contextmanager
+def resources_removed(
+    cloud: Cloud, build_id: str, deadline: datetime, *, say: Callable[[str], None]
+) -> Iterator[None]:
+    """Remove every resource of a build except its image at the end, whatever happened meanwhile.
+
+    Args:
+        deadline: Of its machine.
+        say: Gets a line about what could not be removed.
+    """
+    try:
+        yield
     except BaseException as error:
         if datetime.now(UTC) >= deadline:
             error.add_note(f"the machine shut itself down at its deadline, {deadline_text(deadline)}")
@@ -134,8 +151,6 @@ def ssh_access(
     else:
         if left := _remove_resources(cloud, build_id):  # the build has succeeded
             say(left)
-    finally:
-        (keys_folder() / f"{build_id}.{purpose}").unlink(missing_ok=True)
 
 
 def _remove_resources(cloud: Cloud, build_id: str) -> str:
@@ -265,9 +280,16 @@ def machine_to_bake(
 def _launch_request(access: SshAccess, image_id: str, tags: dict[str, str], user_data: str) -> dict[str, Any]:
     """Arguments of RunInstances, without type, subnet and market."""
     return {
-        "ImageId": image_id,
         "KeyName": access.key_name,
         "SecurityGroupIds": [access.group_id],
+        **machine_request(image_id, tags, user_data),
+    }
+
+
+def machine_request(image_id: str, tags: dict[str, str], user_data: str) -> dict[str, Any]:
+    """Arguments of RunInstances for a machine on which nobody logs in."""
+    return {
+        "ImageId": image_id,
         # IMDSv2 alone; two hops, so that a container on the machine reaches it (EC2 user guide,
         # "Configure the Instance Metadata Service options").
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},

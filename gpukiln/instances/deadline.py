@@ -5,7 +5,7 @@ itself off, which terminates it, and `invoke cloud.sweep` finds the other resour
 """
 
 from datetime import UTC, datetime, timedelta
-from email.mime.base import MIMEBase
+from email.message import Message
 from email.mime.multipart import MIMEMultipart
 from email.mime.text import MIMEText
 
@@ -53,7 +53,7 @@ def deadline_text(deadline: datetime) -> str:
     return deadline.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def shutdown_user_data(deadline: datetime, *more: MIMEBase) -> str:
+def shutdown_user_data(deadline: datetime, *more: Message) -> str:
     """User data by which a machine with cloud-init powers itself off; it leaves nothing in an image.
 
     MIME, because nodeadm in EKS's images reads user data too and takes any other text as its own

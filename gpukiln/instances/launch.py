@@ -106,6 +106,7 @@ def launch(
     spot: bool,
     say: Callable[[str], None],
     named_by: str = "--instance-types",
+    subnet_ids: Sequence[str] = (),
 ) -> LaunchedMachine:
     """Start one machine, of the first type and zone that has capacity.
 
@@ -115,6 +116,7 @@ def launch(
         spot: Whether to start a spot instance.
         say: Gets a line about each refusal.
         named_by: The option or setting that has the types, for the hint of an error.
+        subnet_ids: The subnets to try; empty: the cloud's own, else those of the default VPC.
 
     Returns:
         The machine.
@@ -126,7 +128,7 @@ def launch(
     """
     ec2 = cloud.client("ec2")
     with explain_aws_errors("look for a zone that has the instance type"):
-        subnets = subnets_by_zone(ec2, [cloud.subnet_id] if cloud.subnet_id else [])
+        subnets = subnets_by_zone(ec2, [cloud.subnet_id] if cloud.subnet_id else subnet_ids)
         offers = {name: [zone for zone in zones_of(ec2, name) if zone in subnets] for name in instance_types}
     if not any(offers.values()):
         raise IncompatibleError(

@@ -16,6 +16,7 @@ cluster, rbac          the API server, and the permissions that each command nee
 follow                 submits a Job and follows it
 doctor                 diagnoses GPUs and pods of a live cluster
 cluster_verification   runs test pods and gathers the facts that tests/host/test_cluster.py checks
+canary, eks            an image verified as a node: a machine that joins, is tested, and is removed
 folder                 writes rendered files into a folder
 quantity, scalars, manifest, images    quantities, YAML scalars, YAML streams, image names
 """

@@ -35,6 +35,7 @@ from gpukiln.parsing import check_yaml, parse_json, read_text
 
 CONNECT_S, ANSWER_S = 5.0, 30.0
 LARGEST = 1 << 30  # bytes of an answer: a page has 500 objects, and etcd stores at most 1.5 MiB for each
+CONTENT_TYPES = {"PATCH": "application/merge-patch+json"}  # of other methods: application/json
 PAGE = 500  # as kubectl's --chunk-size
 IN_CLUSTER = "in-cluster"
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -157,6 +158,35 @@ class Cluster:
             return False
         return True
 
+    def patch(self, kind: str, name: str, changes: Manifest, namespace: str = "") -> Manifest:
+        """Change fields of an object by a JSON merge patch (RFC 7396): lists are replaced, null removes.
+
+        Raises:
+            RefusedError: The changes name a resourceVersion, and the object has changed since.
+        """
+        patched: Manifest = self._call(
+            "PATCH", self._path(kind, namespace, name), f"change {kind} {name}", body=changes
+        )
+        return patched
+
+    def evict(self, pod: str, namespace: str) -> bool:
+        """Evict a pod, as `kubectl drain` does; False if there was none.
+
+        Raises:
+            BusyError: A PodDisruptionBudget does not allow it now.
+        """
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod, "namespace": namespace},
+        }
+        try:
+            path = self._path("Pod", namespace, pod) + "/eviction"
+            self._call("POST", path, f"evict {namespace}/{pod}", body=eviction)
+        except MissingError:
+            return False
+        return True
+
     def logs(
         self,
         pod: str,
@@ -261,7 +291,8 @@ class Cluster:
                 method,
                 query_params=[(key, value) for key, value in (query or {}).items() if value],
                 header_params={"Accept": "*/*" if path.endswith("/log") else "application/json"}
-                | ({"Content-Type": "application/json"} if body else {}),
+                # The API server refuses a PATCH whose type does not say which kind of patch it is.
+                | ({"Content-Type": CONTENT_TYPES.get(method, "application/json")} if body else {}),
                 body=body,
                 # The only authentication scheme of the generated client; client certificates belong to the
                 # connection.

@@ -1,9 +1,10 @@
 """Runs test pods on a live cluster and gathers their facts, for `k8s.test`.
 
 Three pods run at once: two with a GPU each, and one without a GPU that requests all of them by its
-environment. A fourth pod computes on its GPU with the suite's own program. Their output and the state of the
-nodes are the facts that tests/host checks under the profile `pod`. Every pod has a deadline and a label by
-which it is removed, so none is left if this process dies.
+environment. A fourth pod computes on its GPU with the suite's own program. Then one pod asks for two GPUs and
+one for all GPUs of a node. Their output and the state of the nodes are the facts that tests/host checks under
+the profile `pod`. Every pod has a deadline and a label by which it is removed, so none is left if this
+process dies.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from typing import Any
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError, UsageError
 from gpukiln.files import write_atomic
 from gpukiln.kubernetes.cluster import Cluster
-from gpukiln.kubernetes.machines import GPU, GPU_PRESENT
+from gpukiln.kubernetes.doctor import is_plugin
+from gpukiln.kubernetes.machines import GPU, GPU_PRESENT, PRODUCT
 from gpukiln.kubernetes.manifest import Manifest
+from gpukiln.kubernetes.scheduling import CORDON
 from gpukiln.kubernetes.symptoms import STUCK_REASONS
 from gpukiln.parsing import parse_json
 from gpukiln.probe.base import ERROR, NOT_REACHED
@@ -31,6 +34,7 @@ from gpukiln.units import is_whole
 
 TEST_LABEL = "gpukiln.io/test"
 COUNT_LABEL, SHARING_LABEL = "nvidia.com/gpu.count", "nvidia.com/gpu.sharing-strategy"
+EXPORTER_IMAGE = "dcgm-exporter"  # in the image's name, of NVIDIA's chart and of the operator
 POLL_S = 1.0
 COMPUTE_TIMEOUT_S = 300.0  # for the program that computes on the GPU
 SMI_EXIT_LINE = "gpukiln: nvidia-smi exits "
@@ -53,6 +57,7 @@ class GpuTestOptions:
         selector: Label selector of the nodes, and node selector of the pods.
         resource: Resource of the device plugin, for example nvidia.com/mig-1g.5gb.
         wait_s: Seconds to wait for nodes, free GPUs and images together.
+        cordoned: Whether the pods may run on cordoned nodes.
     """
 
     image: str
@@ -62,6 +67,7 @@ class GpuTestOptions:
     runtime_class: str = ""
     pull_secret: str = ""
     wait_s: float = 900.0
+    cordoned: bool = False
 
 
 @dataclass
@@ -73,6 +79,7 @@ class VerificationPod:
         ran: Whether its command wrote all its lines.
         why: Why it did not run, in the words of the scheduler or the kubelet.
         gpus: UUIDs that nvidia-smi listed.
+        products: Names of the GPUs that nvidia-smi listed.
         named: Values of NVIDIA_VISIBLE_DEVICES in the container.
     """
 
@@ -84,6 +91,7 @@ class VerificationPod:
     said: str = ""
     smi_exit: int | None = None
     gpus: list[str] = field(default_factory=list)
+    products: list[str] = field(default_factory=list)
     named: list[str] = field(default_factory=list)
 
 
@@ -91,6 +99,23 @@ def gather_cluster_facts(
     cluster: Cluster, options: GpuTestOptions, folder: Path, *, say: Callable[[str], None]
 ) -> Path:
     """Run the test pods and write their facts into a file of the folder.
+
+    Raises:
+        GpukilnError: The cluster can't be tested, see `run_test_pods`.
+    """
+    return write_facts(folder, run_test_pods(cluster, options, say=say))
+
+
+def write_facts(folder: Path, facts: dict[str, Any]) -> Path:
+    """Write facts where the suite reads them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "gathered.json"
+    write_atomic(file, json.dumps(facts))
+    return file
+
+
+def run_test_pods(cluster: Cluster, options: GpuTestOptions, *, say: Callable[[str], None]) -> dict[str, Any]:
+    """Run the test pods; returns their facts.
 
     Raises:
         UnavailableError: The cluster does not answer, or the namespace does not exist.
@@ -102,9 +127,9 @@ def gather_cluster_facts(
     namespace = options.namespace or cluster.namespace
     # An earlier test that was killed may have left finished pods.
     _remove(cluster, namespace, "pods of earlier tests", say, ended=True)
-    nodes = _nodes(cluster, options)
+    nodes = selected_nodes(cluster, options)
     total = sum(node["allocatable"] for node in nodes)
-    free = total - _gpus_in_use(cluster, options, {node["name"] for node in nodes})
+    free = sum(node["free"] for node in nodes)
     if total and free < 1:
         raise BusyError(
             f"all {total} {options.resource} of the nodes with {options.selector} are in use by pods",
@@ -114,37 +139,95 @@ def gather_cluster_facts(
     two = not nodes or free > 1
     names = {"granted": 1, "without": 0, **({"other": 1} if two else {})}
     pods = {name: VerificationPod(f"gpukiln-test-{mark}-{name}", asked) for name, asked in names.items()}
+    counted: list[VerificationPod] = []
     try:
         for pod in pods.values():
             cluster.create(_holding_pod(options, pod, mark, namespace))
         _wait(cluster, options, namespace, list(pods.values()), say)
-        nodes = nodes or _nodes(cluster, options)  # a pool that was scaled to zero has nodes now
-        if not _remove(cluster, namespace, mark, say):
+        removed = _remove(cluster, namespace, mark, say)
+        # A pool that was scaled to zero has nodes now.
+        nodes = nodes or selected_nodes(cluster, options)
+        if not removed:
             computed = _failed_facts(
                 "earlier test pods could not be removed and still have the GPUs", NOT_REACHED
             )
         elif pods["granted"].ran:
             computed = _compute(cluster, options, mark, namespace, say)
+            counted = _count_gpus(cluster, options, mark, namespace, nodes, say)
         else:
             computed = _failed_facts(pods["granted"].why, NOT_REACHED)
     finally:
         _remove(cluster, namespace, mark, say)
-    sharing = sorted({node["sharing"] for node in nodes if node["sharing"] not in ("", "none")})
     outside = {
-        "context": cluster.context,
-        "selector": options.selector,
-        "resource": options.resource,
-        "nodes": nodes,
+        **_outside(cluster, options, nodes),
         "free": free,
-        "sharing": ", ".join(sharing),
         "pods": {
             name: asdict(pods[name]) if name in pods else None for name in ("granted", "other", "without")
         },
+        "counted": [asdict(pod) for pod in counted],
     }
-    file = folder / "gathered.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(file, json.dumps({"schema": 1, **computed, "cluster": outside}))
-    return file
+    return {"schema": 1, **computed, "cluster": outside}
+
+
+def _outside(cluster: Cluster, options: GpuTestOptions, nodes: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the API server reports, in the form of the facts."""
+    return {
+        "context": cluster.context,
+        "kubernetes": "{}.{}".format(*cluster.version()),
+        "selector": options.selector,
+        "resource": options.resource,
+        "nodes": nodes,
+        "sharing": ", ".join(_sharing(nodes)),
+        "reason": "",
+        # Only a machine that nothing else uses is restarted: gpukiln.kubernetes.canary fills both in.
+        "eviction": None,
+        "restart": None,
+    }
+
+
+def unusable_facts(cluster: Cluster, options: GpuTestOptions, reason: str) -> dict[str, Any]:
+    """Facts of a node that can't run pods.
+
+    Args:
+        reason: Why, for the check cluster.allocatable; what no pod could show is not reached.
+    """
+    outside = {
+        **_outside(cluster, options, selected_nodes(cluster, options)),
+        "reason": reason,
+        "free": 0,
+        "pods": dict.fromkeys(("granted", "other", "without")),
+        "counted": [],
+    }
+    return {"schema": 1, **_failed_facts(reason, NOT_REACHED), "cluster": outside}
+
+
+def _sharing(nodes: list[dict[str, Any]]) -> list[str]:
+    return sorted({node["sharing"] for node in nodes if node["sharing"] not in ("", "none")})
+
+
+def _count_gpus(
+    cluster: Cluster,
+    options: GpuTestOptions,
+    mark: str,
+    namespace: str,
+    nodes: list[dict[str, Any]],
+    say: Callable[[str], None],
+) -> list[VerificationPod]:
+    """One pod with two GPUs and one with all free GPUs of a node, one after the other.
+
+    None with one GPU a node, and where GPUs are shared: there the plugin may refuse more than one
+    (NVIDIA/k8s-device-plugin, README, failRequestsGreaterThanOne).
+    """
+    most = max((node["free"] for node in nodes), default=0)
+    pods = []
+    for count in sorted({2, most}) if most > 1 and not _sharing(nodes) else ():
+        say(f"a pod asks for {count} GPUs")
+        pod = VerificationPod(f"gpukiln-test-{mark}-gpus-{count}", count)
+        cluster.create(_holding_pod(options, pod, mark, namespace))
+        _wait(cluster, options, namespace, [pod], say)
+        cluster.delete("Pod", pod.name, namespace)
+        pods.append(pod)
+    return pods
 
 
 def pod_manifests(options: GpuTestOptions, namespace: str) -> list[Manifest]:
@@ -188,7 +271,10 @@ def pod_manifest(
             **({"imagePullSecrets": [{"name": options.pull_secret}]} if options.pull_secret else {}),
             "nodeSelector": {key: value for key, _, value in labels},
             # The test pod without a GPU gets no toleration from EKS.
-            "tolerations": [{"key": GPU, "operator": "Exists"}],
+            "tolerations": [
+                {"key": GPU, "operator": "Exists"},
+                *([{"key": CORDON, "operator": "Exists"}] if options.cordoned else []),
+            ],
             "securityContext": {
                 "runAsNonRoot": True,
                 "runAsUser": 1001,
@@ -305,6 +391,9 @@ def _parse_log(pod: VerificationPod, lines: list[str]) -> None:
     uuids = [line.rpartition("UUID: ")[2].rstrip(")") for line in own_lines if "(UUID: " in line]
     mig = [uuid for uuid in uuids if uuid.startswith("MIG-")]
     pod.gpus = mig or uuids
+    # "GPU 0: Tesla T4 (UUID: GPU-...)"; lines of MIG instances are indented.
+    names = [line.partition(": ")[2].partition(" (UUID")[0] for line in own_lines if line.startswith("GPU ")]
+    pod.products = sorted(set(names))
 
 
 def _watch(
@@ -356,12 +445,20 @@ def _check_selector(options: GpuTestOptions) -> None:
         )
 
 
-def _nodes(cluster: Cluster, options: GpuTestOptions) -> list[dict[str, Any]]:
-    return [_node(node, options) for node in cluster.list("Node", labels=options.selector)]
+def selected_nodes(cluster: Cluster, options: GpuTestOptions) -> list[dict[str, Any]]:
+    """The nodes of the selector, in the form of the facts."""
+    nodes = cluster.list("Node", labels=options.selector)
+    pods = cluster.list("Pod", everywhere=True, fields="status.phase!=Succeeded,status.phase!=Failed")
+    return [_node(node, options, pods) for node in nodes]
 
 
-def _node(node: Manifest, options: GpuTestOptions) -> dict[str, Any]:
-    labels, status = node["metadata"].get("labels", {}), node["status"]
+def _node(node: Manifest, options: GpuTestOptions, pods: list[Manifest]) -> dict[str, Any]:
+    """A node.
+
+    Args:
+        pods: All pods of the cluster that have not ended.
+    """
+    labels, status, name = node["metadata"].get("labels", {}), node["status"], node["metadata"]["name"]
     problems = [
         f"{condition['type']} is {condition['status']}: {condition.get('reason', '')} "
         f"{condition.get('message', '')}".strip()
@@ -370,24 +467,67 @@ def _node(node: Manifest, options: GpuTestOptions) -> dict[str, Any]:
     ]
     counted = labels.get(COUNT_LABEL, "") if options.resource == GPU else ""
     sharing = labels.get(SHARING_LABEL, "")
+    allocatable = int(status.get("allocatable", {}).get(options.resource, 0))
+    here = [pod for pod in pods if pod["spec"].get("nodeName") == name]
     return {
-        "name": node["metadata"]["name"],
+        "name": name,
         "instance_type": labels.get("node.kubernetes.io/instance-type", ""),
         "capacity": int(status.get("capacity", {}).get(options.resource, 0)),
-        "allocatable": int(status.get("allocatable", {}).get(options.resource, 0)),
+        "allocatable": allocatable,
+        "free": allocatable - _gpus_in_use(here, options),
         "labelled": int(counted) if is_whole(counted) and sharing in ("", "none") else None,
+        "product": labels.get(PRODUCT, ""),
         "sharing": sharing,
         "problems": problems,
+        "plugin": _agent(here, pods, is_plugin),
+        "exporter": _agent(here, pods, _is_exporter),
     }
 
 
-def _gpus_in_use(cluster: Cluster, options: GpuTestOptions, nodes: set[str]) -> int:
-    """GPUs of these nodes that pods request."""
-    pods = cluster.list("Pod", everywhere=True, fields="status.phase!=Succeeded,status.phase!=Failed")
+def _agent(
+    here: list[Manifest], pods: list[Manifest], matches: Callable[[Manifest], bool]
+) -> dict[str, str] | None:
+    """The pod of a DaemonSet on a node, and why it is not ready.
+
+    Args:
+        here: Pods of the node.
+        pods: All pods of the cluster.
+        matches: Whether a pod's spec is of that DaemonSet.
+
+    Returns:
+        None where the cluster has no such pod; an empty name where only other nodes have one.
+    """
+    if not any(matches(pod["spec"]) for pod in pods):
+        return None
+    pod = next((pod for pod in here if matches(pod["spec"])), None)
+    if pod is None:
+        return {"name": "", "problem": "none of its pods is on this node"}
+    name = f"{pod['metadata'].get('namespace', '')}/{pod['metadata']['name']}"
+    return {"name": name, "problem": "" if is_ready(pod) else _why_not_ready(pod)}
+
+
+def _is_exporter(spec: Manifest) -> bool:
+    return any(EXPORTER_IMAGE in container.get("image", "") for container in spec.get("containers", ()))
+
+
+def is_ready(manifest: Manifest) -> bool:
+    """Whether the condition Ready of a pod or a node is true."""
+    conditions = manifest.get("status", {}).get("conditions", ())
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+
+
+def _why_not_ready(pod: Manifest) -> str:
+    waiting = _container(pod).get("waiting", {})
+    return f"{waiting.get('reason', pod['status'].get('phase'))}: {waiting.get('message', 'it is not ready')}"
+
+
+def _gpus_in_use(pods: list[Manifest], options: GpuTestOptions) -> int:
+    """GPUs that pods request."""
     return sum(
         int(container.get("resources", {}).get("limits", {}).get(options.resource, 0))
         for pod in pods
-        if pod["spec"].get("nodeName") in nodes
+        # The test pods just removed end within a second, and a pod that needs their GPUs waits for that.
+        if "deletionTimestamp" not in pod["metadata"]
         for container in pod["spec"]["containers"]
     )
 

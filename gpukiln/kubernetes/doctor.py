@@ -124,6 +124,22 @@ class ClusterState:
         return any("dra-driver" in image for image in images)
 
 
+def read_state(cluster: Cluster) -> ClusterState:
+    """Read the state of a cluster.
+
+    Raises:
+        UnavailableError: The API server does not answer.
+    """
+    return ClusterState(
+        cluster.list("Node"),
+        cluster.list("Pod", everywhere=True),
+        cluster.list("DaemonSet", everywhere=True),
+        lambda pod, container, previous: _log(cluster, pod, container, previous=previous),
+        lambda manifest: _events(cluster, manifest),
+        lambda manifest: _kueue_conditions(cluster, manifest),
+    )
+
+
 def diagnose(cluster: Cluster, pod: str = "", namespace: str = "") -> Diagnosis:
     """Diagnose a cluster, a workload with its newest pod, or one pod; and the node of the pod.
 
@@ -136,14 +152,7 @@ def diagnose(cluster: Cluster, pod: str = "", namespace: str = "") -> Diagnosis:
         UsageError: There is no such pod or workload.
         UnavailableError: The API server does not answer.
     """
-    seen = ClusterState(
-        cluster.list("Node"),
-        cluster.list("Pod", everywhere=True),
-        cluster.list("DaemonSet", everywhere=True),
-        lambda pod, container, previous: _log(cluster, pod, container, previous=previous),
-        lambda manifest: _events(cluster, manifest),
-        lambda manifest: _kueue_conditions(cluster, manifest),
-    )
+    seen = read_state(cluster)
     if pod:
         looked, findings = _diagnose_named(
             seen, *_find_target(cluster, seen, pod, namespace or cluster.namespace)

@@ -44,6 +44,15 @@ COMMAND_RULES: dict[str, tuple[RbacRule, ...]] = {
         RbacRule(("pods",), ("create", "delete", "get")),
         RbacRule(("pods/log",), ("get",)),
     ),
+    # `ami.verify --cluster`, with what the doctor reads of a node that does not become ready.
+    "canary": (
+        RbacRule(("nodes",), ("list", "patch", "delete"), everywhere=True),
+        RbacRule(("pods",), ("list",), everywhere=True),
+        RbacRule(("pods/eviction",), ("create",), everywhere=True),
+        RbacRule(("pods",), ("create", "delete", "get")),
+        RbacRule(("pods/log",), ("get",), everywhere=True),
+        RbacRule(("daemonsets",), ("list",), group="apps", everywhere=True),
+    ),
     "job": (
         RbacRule(("jobs",), ("create", "delete", "get", "list"), group="batch"),
         RbacRule(("pods", "events"), ("list",)),
@@ -117,7 +126,7 @@ def roles(commands: Sequence[str], namespace: str, subject: str) -> list[Manifes
         if command not in COMMAND_RULES:
             near = difflib.get_close_matches(command, COMMAND_RULES, 1)
             raise UsageError(
-                f"k8s.{command} is no command that uses a cluster",
+                f"{command} is no command that uses a cluster",
                 hint=f"did you mean {near[0]}?" if near else f"wanted: {', '.join(COMMAND_RULES)}",
             )
     kind, _, who = subject.partition(":")

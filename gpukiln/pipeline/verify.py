@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import UsageError
 from gpukiln.images.bake import finish
-from gpukiln.images.builds import Build
+from gpukiln.images.builds import Build, Record
 from gpukiln.images.cost import measured_cost
 from gpukiln.images.orphans import scratch_folder
 from gpukiln.images.subject import Subject, subject_of
@@ -70,37 +70,78 @@ def verify_again(
     Raises:
         GpukilnError: The image could not be verified.
     """
-    with ExitStack() as held:
-        if build:
-            # A second verification of the same build would overwrite the record's verdicts.
-            held.enter_context(build.locked())
-            held.enter_context(scratch_folder(build))
-            record, subject = build.read(), subject_of_build(build)
-            finish(cloud, subject.image_id)  # the build may have ended before it did that
-            # The earlier durations are the estimate for this run.
-            progress, folder = Progress(record.durations_s), build.report_folder(len(record.verdicts) + 1)
-        else:
-            progress, folder = Progress(), _new_folder(home, subject)
-            # Commands that remove old report folders leave locked ones alone.
-            held.enter_context(locked(folder / "lock"))
+    with verification_run(subject, cloud, build, home) as run:
         verdict, machine = steps.verify_image(
-            subject, cloud, folder, progress, instance_types=instance_types, spot=spot, simulated=simulated
+            run.subject,
+            cloud,
+            run.folder,
+            run.progress,
+            instance_types=instance_types,
+            spot=spot,
+            simulated=simulated,
         )
-        if build:
+        if build and run.record:
             record = replace(
-                record,
+                run.record,
                 state="verified",
-                verdicts=(*record.verdicts, verdict),
+                verdicts=(*run.record.verdicts, verdict),
                 error="",
-                durations_s={**record.durations_s, **progress.durations},
-                cost=measured_cost(record.plan, progress.durations, machine, record.cost),
+                durations_s={**run.record.durations_s, **run.progress.durations},
+                cost=measured_cost(run.record.plan, run.progress.durations, machine, run.record.cost),
             )
             build.write(record)
-        write_verdict_tags(cloud, subject, verdict)
-        if build and not verdict.simulated:  # SBOM and provenance are for images that real machines verified
-            steps.attest(build, record, cloud, progress, signer)
-        sign_verdict(cloud, subject, verdict, folder, signer, build)
-    return verdict, machine, folder
+        write_verdict_tags(cloud, run.subject, verdict)
+        # SBOM and provenance are for images that real machines verified.
+        if build and run.record and not verdict.simulated:
+            steps.attest(build, record, cloud, run.progress, signer)
+        sign_verdict(cloud, run.subject, verdict, run.folder, signer, build)
+    return verdict, machine, run.folder
+
+
+@dataclass(frozen=True)
+class VerificationRun:
+    """The verification of an image that exists already, while it runs.
+
+    Args:
+        record: Of its build; None: another computer built it.
+        folder: For the report.
+    """
+
+    subject: Subject
+    record: Record | None
+    progress: Progress
+    folder: Path
+
+
+@contextmanager
+def verification_run(
+    subject: Subject, cloud: Cloud, build: Build | None, home: Path, *, in_cluster: bool = False
+) -> Iterator[VerificationRun]:
+    """Lock the build, or the folder of the report where another computer built the image.
+
+    Args:
+        home: The state folder.
+        in_cluster: Whether the image is verified as a node of a cluster, which has reports of its own.
+    """
+    with ExitStack() as held:
+        if build is None:
+            folder = _new_folder(home, subject)
+            # Commands that remove old report folders leave locked ones alone.
+            held.enter_context(locked(folder / "lock"))
+            yield VerificationRun(subject, None, Progress(), folder)
+            return
+        # A second verification of the same build would overwrite the record's verdicts.
+        held.enter_context(build.locked())
+        held.enter_context(scratch_folder(build))
+        record, subject = build.read(), subject_of_build(build)
+        finish(cloud, subject.image_id)  # the build may have ended before it did that
+        folder = (
+            build.cluster_report_folder(len(record.cluster_verdicts) + 1)
+            if in_cluster
+            else build.report_folder(len(record.verdicts) + 1)
+        )
+        # The earlier durations are the estimate for this run.
+        yield VerificationRun(subject, record, Progress(record.durations_s), folder)
 
 
 def _new_folder(home: Path, subject: Subject) -> Path:

@@ -152,6 +152,7 @@ def environment(facts: Facts) -> dict[str, str]:
         "driver": get("driver", "nvidia_smi", "version"),
         "GPUs": ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) if gpus else "none",
         "machine": get("boot", "virtualization"),
+        "Kubernetes": get("cluster", "kubernetes"),
         "image": get("record", "data", "image"),
         "image's digest": get("record", "data", "digest"),
         "image's commit": get("record", "data", "git_commit"),

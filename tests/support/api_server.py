@@ -77,7 +77,20 @@ CUSTOM = {  # of clusters that have them: ApiServer.add_kind
         "RayService": ("rayservices", True),
     },
 }
-VERBS = {"POST": "create", "DELETE": "delete"}
+VERBS = {"POST": "create", "DELETE": "delete", "PATCH": "patch"}
+# The DaemonSet controller adds these to its pods: AddOrUpdateDaemonPodTolerations of
+# pkg/controller/daemon/util.
+DAEMON_TOLERATIONS = [
+    {"key": f"node.kubernetes.io/{key}", "operator": "Exists"}
+    for key in (
+        "not-ready",
+        "unreachable",
+        "unschedulable",
+        "disk-pressure",
+        "memory-pressure",
+        "pid-pressure",
+    )
+]
 
 
 @dataclass
@@ -187,6 +200,7 @@ class ApiServer:
         self.logs: dict[str, list[str]] = {}  # of a pod, by uid; of one of its containers, by uid/NAME
         self.granted: dict[str, list[str]] = {}  # GPUs, by the pod's uid
         self.gpus: dict[str, list[str]] = {}  # of a node, by its name
+        self.agents_start = True  # whether the pods of DaemonSets become ready
         self.changed = threading.Condition(threading.RLock())
         self.versions = itertools.count(1)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Handler, self))
@@ -245,6 +259,8 @@ class ApiServer:
             if plural == "nodes":
                 count = int(made["status"]["allocatable"].get(GPU, 0))
                 self.gpus[meta["name"]] = [f"GPU-{uuid.uuid4()}" for _ in range(count)]
+            if plural in ("nodes", "daemonsets"):
+                self.run_daemon_sets()
             return made
 
     def all(self, plural: str) -> list[dict[str, Any]]:
@@ -298,8 +314,64 @@ class ApiServer:
             if any(owner["uid"] == uid for owner in one["metadata"].get("ownerReferences", ())):
                 self.remove(kind, space, other)
         self.changed.notify_all()
+        if plural == "nodes":  # the pod garbage collector removes the pods of a node that is gone
+            for (kind, space, other), one in list(self.objects.items()):
+                if kind == "pods" and one["spec"].get("nodeName") == name:
+                    self.remove(kind, space, other)
+        self.run_daemon_sets()
         self.schedule()
         return gone
+
+    def patch(self, plural: str, namespace: str, name: str, changes: dict[str, Any]) -> dict[str, Any]:
+        """Apply a JSON merge patch, unless it names another resourceVersion than the object's."""
+        changed = merged(self.objects[plural, namespace, name], changes)
+        if (
+            changed["metadata"]["resourceVersion"]
+            != self.objects[plural, namespace, name]["metadata"]["resourceVersion"]
+        ):
+            raise StatusError(
+                409,
+                "Conflict",
+                f'Operation cannot be fulfilled on {plural} "{name}": the object has been modified; please '
+                "apply your changes to the latest version and try again",
+            )
+        self._keep(plural, changed)
+        if plural == "nodes":
+            self.run_daemon_sets()
+            self.schedule()
+        return deepcopy(changed)
+
+    def run_daemon_sets(self) -> None:
+        """One round of the DaemonSet controller: a pod of each on every node that it fits."""
+        with self.changed:
+            for daemon_set in self.all("daemonsets"):
+                template = daemon_set["spec"]["template"]
+                spec = deepcopy(template["spec"])
+                spec["tolerations"] = [*spec.get("tolerations", ()), *DAEMON_TOLERATIONS]
+                for node in self.all("nodes"):
+                    where = node["metadata"]["name"]
+                    if not self._unfit({"spec": spec}, node) and not any(
+                        pod["spec"].get("nodeName") == where and owned(pod, daemon_set)
+                        for pod in self.all("pods")
+                    ):
+                        self._daemon_pod(daemon_set, spec, where)
+
+    def _daemon_pod(self, daemon_set: dict[str, Any], spec: dict[str, Any], where: str) -> None:
+        meta = daemon_set["metadata"]
+        ready = {"type": "Ready", "status": "True" if self.agents_start else "False"}
+        self.add(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {
+                    "name": f"{meta['name']}-{uuid.uuid4().hex[:5]}",
+                    "namespace": meta["namespace"],
+                    "ownerReferences": [{"kind": "DaemonSet", "name": meta["name"], "uid": meta["uid"]}],
+                },
+                "spec": {**deepcopy(spec), "nodeName": where},
+                "status": {"phase": "Running", "conditions": [ready]},
+            }
+        )
 
     def schedule(self) -> None:
         """Look again at the pods that wait: there may be room now."""
@@ -714,6 +786,24 @@ def selected(one: dict[str, Any], labels: str, fields: str) -> bool:
     return True
 
 
+def owned(pod: dict[str, Any], owner: dict[str, Any]) -> bool:
+    uids = [one["uid"] for one in pod["metadata"].get("ownerReferences", ())]
+    return owner["metadata"]["uid"] in uids
+
+
+def merged(target: Any, changes: Any) -> Any:
+    """RFC 7396, section 2."""
+    if not isinstance(changes, dict):
+        return deepcopy(changes)
+    result = deepcopy(target) if isinstance(target, dict) else {}
+    for key, value in changes.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result
+
+
 def named(api_version: str, plural: str) -> str:
     group = api_version.rpartition("/")[0]
     return f"{plural}.{group}" if group else plural
@@ -736,7 +826,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
-    do_POST = do_DELETE = do_GET  # noqa: N815 - http.server's names
+    do_POST = do_DELETE = do_PATCH = do_GET  # noqa: N815 - http.server's names
 
     def _answer(self) -> None:
         url = urlsplit(self.path)
@@ -795,7 +885,7 @@ class _Handler(BaseHTTPRequestHandler):
         if plural == "namespaces":
             namespace = ""
         with cluster.changed:
-            if verb == "create":
+            if verb == "create" and not name:
                 kind = by_plural[plural][0]
                 made = cluster.create(api_version, kind, namespace, body, dry=query.get("dryRun") == "All")
                 return self._send(201, made)
@@ -803,8 +893,14 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._list(api_version, plural, namespace, query, by_plural[plural][0])
             if (plural, namespace, name) not in cluster.objects:
                 raise StatusError(404, "NotFound", f'{named(api_version, plural)} "{name}" not found')
-            if verb == "delete":
-                return self._send(200, cluster.remove(plural, namespace, name))
+            if verb == "delete" or sub == "eviction":
+                return self._send(201 if sub else 200, cluster.remove(plural, namespace, name))
+            if verb == "patch":
+                if self.headers.get("Content-Type") != "application/merge-patch+json":
+                    raise StatusError(
+                        415, "UnsupportedMediaType", "the body of the request was in an unknown format"
+                    )
+                return self._send(200, cluster.patch(plural, namespace, name, body))
             found = deepcopy(cluster.objects[plural, namespace, name])
         if sub == "log":
             return self._log(found, query)

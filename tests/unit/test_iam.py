@@ -19,7 +19,8 @@ from tests.support.exit_codes import code_of
 
 TAG_KEY = "${TagKey}"
 KEY = "arn:aws:kms:us-west-2:111122223333:key/1"
-EVERYTHING = Scope(kms_keys=[KEY], module_cache="s3://modules/x", sign_key=KEY)
+ROLE = "arn:aws:iam::111122223333:role/nodes"
+EVERYTHING = Scope(kms_keys=[KEY], module_cache="s3://modules/x", sign_key=KEY, node_role=ROLE)
 
 
 service = cache(get_service_prefix_data)  # of the Service Authorization Reference
@@ -45,6 +46,8 @@ def known(call):
 
 def form(arn):
     """An ARN with a star for everything that is filled in."""
+    if arn == "{node_role}":
+        return "arn:*:iam::*:role/*"
     return "arn:*:kms:*:*:key/*" if arn in ("{key}", "{sign_key}") else re.sub(r"\$?\{\w+\}", "*", arn)
 
 

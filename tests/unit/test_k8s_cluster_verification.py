@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 import subprocess
 import threading
 
@@ -12,11 +11,10 @@ from gpukiln.errors import UnavailableError
 from gpukiln.kubernetes import cluster_verification
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.rbac import COMMAND_RULES, roles
-from gpukiln.probe.gather import POD_SECTIONS
 from tests.support.api_server import GPU, ApiServer, Fault, Outcome, node
 from tests.support.exit_codes import invoke
 from tests.support.host_evaluate import evaluate_check
-from tests.support.host_machine import machine
+from tests.support.verification_pods import Container
 
 IMAGE = "registry.example/runner-gpu@sha256:" + "0" * 64
 
@@ -31,33 +29,6 @@ def server(tmp_path, monkeypatch):
     yield server
     container.end.set()
     server.close()
-
-
-class Container:
-    """What the pods of a test say: nvidia-smi's lines of what they were granted, facts of a good machine."""
-
-    def __init__(self, server):
-        self.server, self.end = server, threading.Event()
-        self.sees = lambda _, gpus: gpus
-        self.named = lambda gpus: ",".join(gpus) or "void"
-        self.smi_exit = 0
-        self.outcome = None
-
-    def __call__(self, pod, gpus):
-        command = pod["spec"]["containers"][0]["command"][-1]
-        if self.outcome:
-            return self.outcome
-        if "nvidia-smi" not in command:
-            good = {name: machine(gpus=len(gpus))[name] for name in ("hung", *POD_SECTIONS)}
-            mark = re.search(r" pod ([0-9a-f]{32}) ", command)[1]
-            return Outcome(log=f"{mark}\n{json.dumps(good)}\n{mark}")
-        seen = self.sees(pod, gpus)
-        lines = [f"GPU {index}: Tesla T4 (UUID: {one})" for index, one in enumerate(seen)]
-        code = self.smi_exit or (0 if seen else 6)
-        lines += [*([] if seen else ["No devices were found"]), f"{cluster_verification.SMI_EXIT_LINE}{code}"]
-        return Outcome(
-            log="\n".join([*lines, f"{cluster_verification.DEVICES_LINE}{self.named(gpus)}"]), wait=self.end
-        )
 
 
 @pytest.fixture
@@ -155,6 +126,58 @@ def test_two_pods_with_the_same_gpu(server, judged):
     server.behave.sees = lambda _, gpus: ["GPU-same"] if gpus else []
     server.behave.named = lambda _: ""
     assert judged("cluster.two-pods") == ("failed", "both pods have GPU-same")
+
+
+def agent(name, where, image, ready="True"):
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "kube-system"},
+        "spec": {"nodeName": where, "containers": [{"name": "a", "image": image}]},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("check", "image"),
+    [
+        ("device-plugin", "nvcr.io/nvidia/k8s-device-plugin:v0.17.4"),
+        ("dcgm", "nvcr.io/nvidia/k8s/dcgm-exporter:4.4.1-4.6.0-ubuntu22.04"),
+    ],
+)
+def test_the_agents_of_a_node(server, judged, check, image):
+    server.add(node("n-1"))
+    server.add(node("n-2"))
+    assert judged(f"cluster.{check}")[0] == "not_run"  # a cluster without them
+    server.add(agent("a-1", "n-1", image))
+    assert judged(f"cluster.{check}") == ("failed", "n-2: no pod: none of its pods is on this node")
+    server.add(agent("a-2", "n-2", image))
+    assert judged(f"cluster.{check}") == ("passed", "kube-system/a-1, kube-system/a-2")
+    server.add(agent("a-2", "n-2", image, "False"))
+    assert judged(f"cluster.{check}") == ("failed", "n-2: kube-system/a-2: Running: it is not ready")
+
+
+def test_pods_with_two_and_with_all_gpus(server, judged):
+    server.add(node("n-1", gpus=4))
+    assert judged("cluster.gpu-counts") == ("passed", "2 and 4 GPUs")
+    server.behave.sees = lambda _, gpus: gpus[:2]
+    assert judged("cluster.gpu-counts")[1].startswith("a pod with 4 GPUs in its limits sees 2")
+    assert server.all("pods") == []
+
+
+def test_the_label_of_another_gpu(server, judged):
+    server.add(node("n-1", **{"nvidia.com__gpu.product": "NVIDIA-L4"}))
+    assert judged("cluster.labels") == ("failed", "the label says NVIDIA-L4, nvidia-smi Tesla-T4")
+
+
+def test_a_cordoned_node_takes_test_pods_when_asked(server, typed):
+    cordoned = node("n-1")
+    cordoned["spec"]["unschedulable"] = True
+    server.add(cordoned)
+    code, out, err = typed("k8s.test", "--image", IMAGE, "--wait-minutes", "0", "--json")
+    assert (code, "1 node(s) were unschedulable" in out) == (1, True), err
+    code, _, err = typed("k8s.test", "--image", IMAGE, "--cordoned")
+    assert code == 0, err
 
 
 def test_shared_gpus_are_no_fault(server, judged):

@@ -32,6 +32,9 @@ from gpukiln.instances import access, orphans
 from gpukiln.instances import tags as machines
 from gpukiln.instances.console import require_booting
 from gpukiln.instances.orphans import find_orphans, remove_orphans
+from gpukiln.kubernetes import canary
+from gpukiln.kubernetes.canary import LABEL, CanaryOptions, remove_orphaned_nodes
+from gpukiln.kubernetes.cluster_verification import GpuTestOptions
 from gpukiln.offers.availability import availability
 from gpukiln.offers.image import images_of
 from gpukiln.offers.refresh import refresh
@@ -48,6 +51,8 @@ from gpukiln.workspaces.contract import Capabilities, ComputeProfile, Workspace
 from gpukiln.workspaces.plan import plan
 from gpukiln.workspaces.spec import UpOptions, spec_of
 from tests.support import release_cloud
+from tests.support.api_server import node
+from tests.support.eks import make_cluster
 from tests.support.endpoint import serve
 from tests.support.exports import BIOS_TABLE, boot_disk, image_with_disk
 from tests.support.plans import ec2_with_a_base
@@ -65,6 +70,7 @@ EVERYTHING = Scope(
     kms_keys=["arn:aws:kms:us-west-2:111122223333:key/1"],
     module_cache="s3://modules/x",
     sign_key="arn:aws:kms:us-west-2:111122223333:key/2",
+    node_role="arn:aws:iam::111122223333:role/nodes",
 )
 RUN = "ec2:RunInstances"
 TAG_KEY = "${TagKey}"
@@ -224,6 +230,32 @@ def verify(calls, endpoint, images, folder):
         patch.setattr(type(endpoint), "subnet_id", some_subnet(calls, endpoint))
         with access.ssh_access(endpoint, "b4", purpose="verify", say=print):
             pass
+
+
+def join_cluster(calls, endpoint, images):
+    setting_up(calls)
+    make_cluster(endpoint)
+    subject = SimpleNamespace(
+        build_id="b5", image_id=images[1], instance_types=("g4dn.xlarge",), base="eks-al2023"
+    )
+    gone = SimpleNamespace(context="prod", list=lambda *_, **__: [])  # the machine never registers
+    options = CanaryOptions(
+        GpuTestOptions("x"), ("g4dn.xlarge",), eks_cluster="prod", node_profile="nodes", ready_s=-1
+    )
+    calls.job = "cluster"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(canary, "RESTART_S", -1)
+        remove_orphaned_nodes(
+            SimpleNamespace(list=lambda *_, **__: [node("n-1", **{LABEL.replace("/", "__"): "x"})]),
+            endpoint,
+            print,
+        )
+        plan = canary._join_plan(subject, endpoint, gone, options, "mark")
+        types = subject.instance_types
+        with canary._canary_machine(subject, endpoint, gone, plan, types, "mark", options, print) as machine:
+            joining = canary._Canary(gone, endpoint, machine, "mark", options, print)
+            assert "did not register" in joining.wait_until_usable()[1]
+            assert joining.restart(node("n-1"))["problem"]
 
 
 def some_subnet(calls, endpoint):
@@ -441,6 +473,7 @@ def rehearsed(tmp_path_factory):
             plan_only(calls, endpoint)
             build(calls, endpoint, images, planned, tmp_path_factory.mktemp("build"))
             verify(calls, endpoint, images, tmp_path_factory.mktemp("verify"))
+            join_cluster(calls, endpoint, images)
             sweep(calls, endpoint)
             push(calls, endpoint)
             ask_region(calls, endpoint)
@@ -451,6 +484,7 @@ def rehearsed(tmp_path_factory):
         offer(calls)
         workspace(calls)
     calls.made["workspace"] += calls.made["offer"]
+    calls.made["cluster"] += calls.made["verify"]
     calls.made["build"] += calls.made["verify"]  # a build verifies, as permissions.yaml says too
     return calls
 

@@ -77,28 +77,15 @@ def autoscaler_tags(group: NodeGroup) -> dict[str, str]:
 
 def _user_data(group: NodeGroup) -> str:
     """User data for templatefile(): values that only Terraform knows are its variables."""
-    key, value, effect = TAINT
-    taint = f"{key}={value}:{effect}"
-    if group.nodeadm:
-        cluster = {
-            "name": "${cluster_name}",
-            "apiServerEndpoint": "${endpoint}",
-            "certificateAuthority": "${certificate_authority}",
-            "cidr": "${service_cidr}",
-        }
-        flags = [
-            "--node-labels=" + ",".join(f"{name}={text}" for name, text in node_labels(group).items()),
-            f"--register-with-taints={taint}",
-        ]
-        return userdata.nodeadm(cluster, flags, local_storage=group.has_local_storage)
-    script = userdata.ubuntu(
-        '"${cluster_name}"',
-        '"${dns_ip}"',
-        node_labels(group),
-        taint,
-        local_storage=group.has_local_storage,
+    cluster = userdata.JoinValues(
+        name="${cluster_name}",
+        endpoint="${endpoint}",
+        certificate_authority="${certificate_authority}",
+        service_cidr="${service_cidr}",
+        dns_ip="${dns_ip}",
     )
-    return userdata.multipart(("text/x-shellscript", script))
+    key, value, effect = TAINT
+    return userdata.user_data(group, cluster, node_labels(group), [f"{key}={value}:{effect}"])
 
 
 def _hcl(value: Any) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gpukiln.kubernetes.addons.plugin import ISOLATION
 from gpukiln.kubernetes.manifest import Manifest, dump
+from gpukiln.kubernetes.nodes.group import NodeGroup
 
 BOUNDARY = "NODE"
 SCRATCH = "/mnt/k8s-disks/0"  # of awslabs/amazon-eks-ami:nodeadm/internal/system/local_disk.go
@@ -39,6 +41,53 @@ FSTAB
   mount {KUBELET}
 fi
 """
+
+
+@dataclass(frozen=True)
+class JoinValues:
+    """What a machine needs to know of the EKS cluster that it joins, as DescribeCluster gives it.
+
+    Args:
+        certificate_authority: In base64.
+        service_cidr: The network of the services.
+        dns_ip: Address of the DNS service; only Ubuntu's bootstrap.sh needs it.
+    """
+
+    name: str
+    endpoint: str
+    certificate_authority: str
+    service_cidr: str
+    dns_ip: str
+
+
+def user_data(group: NodeGroup, cluster: JoinValues, labels: Mapping[str, str], taints: Sequence[str]) -> str:
+    """User data as MIME multipart, by which a machine of a group joins a cluster.
+
+    Args:
+        labels: Of the node from its registration on.
+        taints: KEY=VALUE:EFFECT, of the node from its registration on.
+    """
+    if not group.nodeadm:
+        script = ubuntu(
+            # Double quotes: templatefile() of Terraform puts the values there.
+            f'"{cluster.name}"',
+            f'"{cluster.dns_ip}"',
+            labels,
+            ",".join(taints),
+            local_storage=group.has_local_storage,
+        )
+        return multipart(("text/x-shellscript", script))
+    spec = {
+        "name": cluster.name,
+        "apiServerEndpoint": cluster.endpoint,
+        "certificateAuthority": cluster.certificate_authority,
+        "cidr": cluster.service_cidr,
+    }
+    flags = [
+        "--node-labels=" + ",".join(f"{name}={text}" for name, text in labels.items()),
+        f"--register-with-taints={','.join(taints)}",
+    ]
+    return nodeadm(spec, flags, local_storage=group.has_local_storage)
 
 
 def isolation() -> str:

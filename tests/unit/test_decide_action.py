@@ -30,11 +30,10 @@ def act(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
         step = f"_{args['step']}" if "step" in args else ""
         setattr(module, f"look{step}", lambda _: FIRST)
         setattr(module, f"decide{step}", decide)
-        monkeypatch.setattr(sys.modules[action.__module__], "_module_of", lambda _: module)
+        monkeypatch.setattr(sys.modules[action.__module__], "_module_of", lambda *_: module)
         one = action.__new__(action)
-        one._task = SimpleNamespace(
-            args=args, check_mode=check, _role=SimpleNamespace(get_name=lambda **_: "sample"), async_val=0
-        )
+        role = SimpleNamespace(get_name=lambda **_: "sample", _role_path="/roles/sample")
+        one._task = SimpleNamespace(args=args, check_mode=check, _role=role, async_val=0)
         one._templar = SimpleNamespace(template=lambda value: value)
         monkeypatch.setattr(action.__mro__[1], "run", lambda *_: {})
         one._execute_module = lambda module_name, module_args, task_vars: (  # noqa: ARG005

@@ -109,7 +109,7 @@ def test_containerd_is_asked_with_what_joining_a_cluster_puts_in_place(
     add.chmod(0o755)
     unit.write_text(f"[Service]\nExecStartPre={add}\n")
     engine(engines, "containerd", '[ "$1 $3 $4" = "--config config dump" ] && cat "$2"')
-    for name, path in (("JOIN_SCRIPT", unit), ("JOIN_TEMPLATES", template), ("BEFORE_CONTAINERD", unit)):
+    for name, path in (("JOIN_SCRIPT", unit), ("JOIN_TEMPLATES", template), ("CONTAINERD_DROP_IN", unit)):
         monkeypatch.setattr(container, name, str(path))
     found = container.runtimes_after_join()
     assert found == {str(template): {"rc": 0, "error": "", "runtimes": ["nvidia"]}}

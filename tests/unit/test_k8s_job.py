@@ -1111,7 +1111,7 @@ def test_ctrl_c_leaves_it_or_removes_it(typed, server, monkeypatch, delete):
         (("--apply", "--detach", "--delete-on-interrupt"), "is for a Job that is followed"),
         (("--attach",), "--attach needs --name"),
         (("--give-up", "x"), "--give-up 'x'"),
-        (("--gpus", "one"), "is not at a whole number"),
+        (("--gpus", "one"), "is not a whole number"),
         (("--gpu-modle", "T4"), "--gpu-model"),
     ],
 )

@@ -133,6 +133,6 @@ def test_a_virtual_machine_starts_it_by_itself(tmp_path: Path, prepare: Prepare)
 def test_without_a_compiler_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     gpus = SimulatedGpus(tmp_path, tmp_path / "doubles", instance_type="g5.xlarge", seed="i-1")
-    with pytest.raises(UnavailableError, match="no gcc") as error:
+    with pytest.raises(UnavailableError, match="simulated GPUs need gcc") as error:
         gpus.prepare(make_root(tmp_path))
     assert error.value.hint == "apt-get install gcc libc6-dev"

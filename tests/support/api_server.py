@@ -201,6 +201,7 @@ class ApiServer:
         self.granted: dict[str, list[str]] = {}  # GPUs, by the pod's uid
         self.gpus: dict[str, list[str]] = {}  # of a node, by its name
         self.agents_start = True  # whether the pods of DaemonSets become ready
+        self.runs_daemon_sets = False  # whether there is a DaemonSet controller; else a test adds the pods
         self.changed = threading.Condition(threading.RLock())
         self.versions = itertools.count(1)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Handler, self))
@@ -259,7 +260,7 @@ class ApiServer:
             if plural == "nodes":
                 count = int(made["status"]["allocatable"].get(GPU, 0))
                 self.gpus[meta["name"]] = [f"GPU-{uuid.uuid4()}" for _ in range(count)]
-            if plural in ("nodes", "daemonsets"):
+            if self.runs_daemon_sets and plural in ("nodes", "daemonsets"):
                 self.run_daemon_sets()
             return made
 

@@ -72,6 +72,7 @@ def ec2(endpoint, monkeypatch, tmp_path):
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     server = ApiServer()
+    server.runs_daemon_sets = True
     server.behave = container = Container(server)
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path)))
     server.add(node("old-1", gpus=1))  # of the pools that run today

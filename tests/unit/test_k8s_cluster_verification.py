@@ -22,6 +22,7 @@ IMAGE = "registry.example/runner-gpu@sha256:" + "0" * 64
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     server = ApiServer()
+    server.runs_daemon_sets = True
     server.behave = container = Container(server)
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path)))
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path / "home"))

@@ -40,6 +40,7 @@ class AmiVerify(ExistingImageOptions, MachineOptions):
     wait_minutes: int = option("until the node is ready, and for each test pod", 15)
 
     def run(self) -> None:
+        self._check_cluster_options()
         if self.cluster:
             self._run_in_cluster()
             return
@@ -71,6 +72,18 @@ class AmiVerify(ExistingImageOptions, MachineOptions):
             require_passed(verdict, self.build)
         if rules:  # reports also what no verification provides, such as a signature
             require_verified(self.for_, rules, image.verification(rules), has_gpus=image.cloud.has_gpus)
+
+    def _check_cluster_options(self) -> None:
+        """Refuse options that would have no effect: without --cluster its own, with it those of a channel."""
+        own = ("kubeconfig", "eks_cluster", "node_profile", "user_data", "pod_image")
+        without_effect = ("for_", "sign_key") if self.cluster else own
+        for name in without_effect:
+            if getattr(self, name):
+                option_name = "--" + name.rstrip("_").replace("_", "-")
+                raise UsageError(
+                    f"{option_name} has no effect {'with' if self.cluster else 'without'} --cluster",
+                    hint=f"leave {option_name} out" if self.cluster else "--cluster CONTEXT",
+                )
 
     def _run_in_cluster(self) -> None:
         from gpukiln.images import orphans

@@ -173,7 +173,7 @@ def make_plan(
     if base_facts.has_kubernetes:
         findings += compat.check_kubernetes(kubernetes, today=moment.date())
         findings += check_published(base_name, base_facts, kubernetes)
-    # Names bases on which the wanted branch would work, where this one has it not.
+    # Names bases that have the requested branch, where this base does not have it.
     findings = suggest_bases(findings, driver, base_facts)
     refuse(findings)
 

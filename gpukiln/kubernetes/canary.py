@@ -25,7 +25,7 @@ from gpukiln.catalog.instance_types import instance_type
 from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.tags import CANARY_TAG, CLUSTER_TAG, GPUS_TAG, MACHINE_TAG, SIMULATED
-from gpukiln.errors import GpukilnError, IncompatibleError, RefusedError, UsageError
+from gpukiln.errors import BusyError, GpukilnError, IncompatibleError, RefusedError, UsageError
 from gpukiln.images.builds import Build
 from gpukiln.images.subject import Subject
 from gpukiln.instances.access import machine_request, resources_removed
@@ -37,7 +37,7 @@ from gpukiln.kubernetes import cluster_verification, eks
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.cluster_verification import GpuTestOptions, is_ready
 from gpukiln.kubernetes.doctor import is_plugin, node_findings, read_state
-from gpukiln.kubernetes.machines import GPU
+from gpukiln.kubernetes.machines import GPU, GPU_PRESENT
 from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.nodes import userdata
 from gpukiln.kubernetes.nodes.group import TAINT, NodeGroup
@@ -254,10 +254,19 @@ def _remove_node(cluster: Cluster, mark: str, say: Callable[[str], None]) -> Non
                 owners = {owner["kind"] for owner in pod["metadata"].get("ownerReferences", ())}
                 # As `kubectl drain`: a DaemonSet's pod would come back, a static pod (owner Node) is a file.
                 if not owners & {"DaemonSet", "Node"}:
-                    cluster.evict(pod["metadata"]["name"], pod["metadata"]["namespace"])
+                    _evict(cluster, pod, say)
             cluster.delete("Node", name)
     except GpukilnError as error:
         say(f"the Node with {LABEL}={mark} could not be removed; the next canary removes it: {error.message}")
+
+
+def _evict(cluster: Cluster, pod: Manifest, say: Callable[[str], None]) -> None:
+    """Evict a pod; one that a PodDisruptionBudget keeps is reported, because its machine ends anyway."""
+    name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+    try:
+        cluster.evict(name, namespace)
+    except BusyError as error:
+        say(f"the pod {namespace}/{name} ends with its machine: {error.message}")
 
 
 # --- joining ----------------------------------------------------------------------------------------------
@@ -269,7 +278,7 @@ def _join_plan(
     profile = {"IamInstanceProfile": {"Name": options.node_profile}} if options.node_profile else {}
     taints = ["=".join(TAINT[:2]) + f":{TAINT[2]}", f"{LABEL}={mark}:NoSchedule"]
     if options.user_data:
-        labels = {f"{GPU}.present": "true", LABEL: mark}
+        labels = {GPU_PRESENT: "true", LABEL: mark}
         return JoinPlan(tuple(_own_parts(options.user_data, labels, taints)), profile)
     if not options.node_profile:
         raise UsageError(
@@ -486,7 +495,7 @@ class _Canary:
         if node is None:
             return (
                 f"{self.machine.instance_id} did not register as a node within {self.options.ready_s:.0f} s; "
-                + (self._console())
+                + self._console()
             )
         errors = [
             finding

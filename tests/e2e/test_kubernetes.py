@@ -14,8 +14,12 @@ import pytest
 import yaml
 
 from gpukiln.errors import GpukilnError, IncompatibleError, RefusedError
+from gpukiln.instances.launch import LaunchedMachine
+from gpukiln.kubernetes import canary
 from gpukiln.kubernetes.addons import health_agent
+from gpukiln.kubernetes.canary import LABEL, CanaryOptions
 from gpukiln.kubernetes.cluster import Cluster
+from gpukiln.kubernetes.cluster_verification import GpuTestOptions
 from gpukiln.kubernetes.machines import allocatable, labels
 from tests.support.control_plane import address, control_plane, credentials, has, why_none
 from tests.support.harness import ROOT
@@ -174,6 +178,46 @@ def test_pods_land_on_nodes_with_gpus(cluster: Cluster) -> None:
         return [one["message"] for one in conditions if one.get("reason") == "Unschedulable"]
 
     assert "Insufficient nvidia.com/gpu" in until(refused)[0]
+
+
+@pytest.mark.skipif(not has("kube-scheduler"), reason="KUBEBUILDER_ASSETS has no kube-scheduler")
+def test_no_other_pod_lands_on_a_canary(cluster: Cluster) -> None:
+    """The server takes the one change, the scheduler keeps a pod of the users away before and after it."""
+    name, mark = "canary", "0123abcd"
+    joined = node("g4dn.xlarge")
+    joined["metadata"] |= {"name": name, "labels": {**joined["metadata"]["labels"], LABEL: mark}}
+    joined["spec"]["taints"].append({"key": LABEL, "value": mark, "effect": "NoSchedule"})
+    registered = cluster.create(joined)
+    machine = LaunchedMachine("i-0123456789abcdef0", "g4dn.xlarge", "us-west-2a", spot=False)
+    lines: list[str] = []
+    options = CanaryOptions(GpuTestOptions("a:1"))
+    steps = canary._Canary(cluster, None, machine, mark, options, lines.append)  # type: ignore[arg-type]
+    job = next(one for one in objects(GOLDEN / "k8s-job-simple.yaml") if one["kind"] == "Job")
+    users = job["spec"]["template"]["spec"] | {"nodeSelector": {LABEL: mark}}
+    tested = deepcopy(users)
+    tested["tolerations"] += [{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}]
+
+    def why(of: str) -> Any:
+        conditions = (cluster.get("Pod", of) or {}).get("status", {}).get("conditions", ())
+        return [one["message"] for one in conditions if one.get("reason") == "Unschedulable"]
+
+    cluster.create(pod("before", users))
+    assert "untolerated taint" in until(lambda: why("before"))[0]
+    assert steps._isolate(registered)
+    changed = cluster.get("Node", name)
+    assert changed
+    assert changed["spec"]["unschedulable"]
+    assert LABEL not in [taint["key"] for taint in changed["spec"]["taints"]]
+    assert not steps._isolate(registered), "it has changed since: 409"
+    cluster.create(pod("after", users))
+    assert "unschedulable" in until(lambda: why("after"))[0]
+    cluster.create(pod("test-pod", tested))
+    assert until(lambda: (cluster.get("Pod", "test-pod") or {}).get("spec", {}).get("nodeName")) == name
+    canary._remove_node(cluster, mark, lines.append)
+    assert cluster.get("Node", name) is None
+    assert lines == [f"{machine.instance_id} is the Node {name}, cordoned"]
+    evicted = cluster.get("Pod", "test-pod")
+    assert evicted is None or "deletionTimestamp" in evicted["metadata"]
 
 
 HEALTH = ROOT / "examples/kubernetes-addons/rendered/health/gpu-health.yaml"

@@ -22,6 +22,7 @@ from gpukiln.probe.base import evidence, watch
 from gpukiln.release.log import ReleaseLog
 from tests.support import documents, nvml_double, pve
 from tests.support.endpoint import Endpoint, serve
+from tests.support.exit_codes import invoke
 from tests.support.gpus import double
 from tests.support.plans import BAKE, VERDICT, ec2_with_a_base, plan
 from tests.support.release_cloud import Cloud, end_server, make_image, running, server, tell
@@ -51,6 +52,22 @@ def endpoint() -> Iterator[Endpoint]:
         patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
         with serve() as endpoint:
             yield endpoint
+
+
+@pytest.fixture
+def nodes(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Types k8s.nodes: its exit code, standard output, standard error."""
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        code = 0
+        try:
+            invoke(["k8s.nodes", *argv])
+        except SystemExit as end:
+            code = int(end.code or 0)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
 
 
 @pytest.fixture

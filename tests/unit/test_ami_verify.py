@@ -13,7 +13,7 @@ from gpukiln.attest.statements import AmiLocation, VerdictClaim, open_statement
 from gpukiln.clouds import select
 from gpukiln.clouds.tags import ATTESTED_TAGS
 from gpukiln.commands import ami, ami_verify
-from gpukiln.errors import IncompatibleError
+from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.images import orphans
 from gpukiln.images.bake import image_tags
 from gpukiln.images.subject import check_machines, subject_of
@@ -307,3 +307,17 @@ def test_a_rehearsal_is_refused_where_it_makes_no_sense(judge, options, cloud, s
     code, shown, build = judge(GOOD, build="last", simulated=True, cloud_name=cloud, **options)
     assert (code, said in shown) == (2, True)
     assert len(build.read().verdicts) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        ({"cluster": "prod", "for_": "stable"}, "--for has no effect with --cluster"),
+        ({"cluster": "prod", "sign_key": "key.pem"}, "--sign-key has no effect with --cluster"),
+        ({"node_profile": "eks-node"}, "--node-profile has no effect without --cluster"),
+        ({"user_data": "join.sh"}, "--user-data has no effect without --cluster"),
+    ],
+)
+def test_an_option_without_effect_is_refused(options, refusal):
+    with pytest.raises(UsageError, match=refusal):
+        ami_verify.AmiVerify(build="last", **options).run()

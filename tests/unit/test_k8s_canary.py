@@ -369,6 +369,31 @@ def test_every_call_of_the_cluster_may_fail_and_nothing_is_left(ec2, server, ver
     nothing_left(ec2, server)
 
 
+def test_a_pod_that_a_disruption_budget_keeps_does_not_keep_the_node(ec2, server, verified, monkeypatch):
+    """429 is what the eviction API answers then (kubernetes.io, API-initiated eviction)."""
+    evict = Cluster.evict
+
+    def refused(self, pod, namespace):
+        if pod == "guarded":
+            raise BusyError("the disruption budget guard does not allow it")
+        return evict(self, pod, namespace)
+
+    def guarded(*arguments, **options):
+        # Not by the scheduler: a pod that names its node is there before the canary cordons it.
+        spec = {"nodeName": "ip-10-0-0-1", "containers": [{"name": "a", "image": "a:1"}]}
+        metadata = {"name": "guarded", "namespace": "default"}
+        status = {"phase": "Running", "conditions": []}
+        server.add({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status})
+        return run(*arguments, **options)
+
+    run = cluster_verification.run_test_pods
+    monkeypatch.setattr(cluster_verification, "run_test_pods", guarded)
+    monkeypatch.setattr(Cluster, "evict", refused)
+    verified("allocatable")
+    assert any("default/guarded ends with its machine" in line for line in verified.lines)
+    nothing_left(ec2, server)
+
+
 def test_interrupted_it_leaves_nothing(ec2, server, verified, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt

@@ -20,7 +20,6 @@ from gpukiln.kubernetes.nodes import userdata
 from gpukiln.kubernetes.nodes.group import types_of
 from gpukiln.kubernetes.nodes.hours import parse
 from tests.support import documents
-from tests.support.exit_codes import invoke
 from tests.support.hcl import module
 
 LINES = [
@@ -32,22 +31,6 @@ BASE = ["--cluster", "main", "--provider"]
 KARPENTER = [*BASE, "karpenter", "--instance-type", "g4dn.xlarge"]
 MANAGED = [*BASE, "managed", "--instance-type", "g4dn.xlarge"]
 ASG = [*BASE, "asg", "--instance-type", "g4dn.xlarge"]
-
-
-@pytest.fixture
-def nodes(capsys):
-    """The command as typed: its exit code, standard output, standard error."""
-
-    def run(*argv):
-        code = 0
-        try:
-            invoke(["k8s.nodes", *argv])
-        except SystemExit as end:
-            code = int(end.code or 0)
-        told = capsys.readouterr()
-        return code, told.out, told.err
-
-    return run
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line[-1])

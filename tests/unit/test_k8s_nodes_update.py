@@ -14,7 +14,6 @@ from gpukiln.kubernetes.rbac import COMMAND_RULES
 from gpukiln.options import options_of, read
 from tests.support import documents
 from tests.support.api_server import ApiServer
-from tests.support.exit_codes import invoke
 from tests.support.release_cloud import HOME, Cloud, make_image, tell
 from tests.support.signing import key_pair, trusting
 
@@ -31,22 +30,6 @@ STEPS = [
 
 def pool(provider, *argv, types="g4dn.xlarge"):
     return ["--provider", provider, "--cluster", "main", "--instance-type", types, *argv]
-
-
-@pytest.fixture
-def nodes(capsys):
-    """The command as typed: its exit code, standard output, standard error."""
-
-    def run(*argv):
-        code = 0
-        try:
-            invoke(["k8s.nodes", *argv])
-        except SystemExit as end:
-            code = int(end.code or 0)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
-
-    return run
 
 
 @pytest.fixture
@@ -385,8 +368,7 @@ def test_an_earlier_rendering_that_can_not_be_read(nodes, tmp_path):
     assert (tmp_path / "gpu.yaml").read_text() == "a: [\n"
 
 
-# The canary's option is typed where it is tested.
-@pytest.mark.parametrize("step", [step for step in STEPS if "--cluster" not in step[:3]], ids=" ".join)
+@pytest.mark.parametrize("step", STEPS, ids=" ".join)
 def test_a_step_of_a_rollout_can_be_typed(step):
     name, *words = step
     options = options_of(command(name))

@@ -186,7 +186,7 @@ def test_only_an_empty_disk_is_formatted(tmp_path: Path) -> None:
     disk = _disk(tmp_path / "disk")
     agent.prepare_disk(disk)
     made = _uuid(disk)
-    agent.prepare_disk(disk)  # mended, not made again
+    agent.prepare_disk(disk)  # repaired, not formatted
     assert (_uuid(disk), agent.has_grown(disk)) == (made, False)
     with disk.open("r+b") as file:
         file.truncate(128 << 20)

@@ -69,7 +69,7 @@ class CloudStop(Command):
 
 @dataclass(frozen=True)
 class CloudClean(RemovalOptions):
-    """Show what can be removed: orphans, on request images, bases, volumes; --yes removes it."""
+    """Show what can be removed: orphans, and on request images, bases and volumes; --yes removes it."""
 
     images: bool = option("also every image, snapshot and container image that was made here", False)
     base: bool = option("also the base images; the next build makes a new one from the mirror", False)

@@ -11,7 +11,7 @@ from gpukiln.options import option
 
 @dataclass(frozen=True)
 class CloudPolicy(Command):
-    """Print the least IAM policy for what gpukiln does on AWS, as JSON."""
+    """Print the least-privilege IAM policy of gpukiln's jobs on AWS, as JSON."""
 
     for_: str = option(
         "jobs, separated by commas: plan, build, verify, release, prune, sweep, push, export, import, offer, "

@@ -12,7 +12,7 @@ MINUTE_S = 60.0
 
 @dataclass(frozen=True)
 class K8sTest(KubernetesOptions):
-    """Show that pods of a cluster get the GPUs they ask for, and compute. Exit 1: a check failed."""
+    """Verify that pods of a cluster get the GPUs that they request, and compute. Exit 1: a check failed."""
 
     image: str = option("with bash and python3, by digest; without it the runner image that was pushed last")
     node_selector: str = option(
@@ -50,7 +50,7 @@ class K8sTest(KubernetesOptions):
 
 @dataclass(frozen=True)
 class K8sRbac(JsonOptions):
-    """Print the least permissions that commands need on a cluster, to be applied."""
+    """Print the RBAC roles that commands need on a cluster, with least privilege, to be applied."""
 
     for_: str = option(
         "commands, separated by commas: their names behind k8s., and canary of ami.verify --cluster"
@@ -68,7 +68,7 @@ class K8sRbac(JsonOptions):
 
 @dataclass(frozen=True)
 class K8sDoctor(KubernetesOptions):
-    """Say why a cluster's GPUs, or a pod that wants one, do not work. Changes nothing. Exit 1: an error."""
+    """Report why a cluster's GPUs, or a pod that requests one, do not work. Changes nothing. Exit 1: an error."""
 
     pod: str = option(
         "NAME, NAMESPACE/NAME, or KIND/NAME of a Job, JobSet, Deployment and others; without it the "

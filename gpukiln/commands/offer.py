@@ -157,7 +157,7 @@ class OfferList(RequestOptions):
 
 @dataclass(frozen=True)
 class OfferSize(RequestOptions):
-    """Say how much GPU memory a model needs, term by term, and list the machines that have it."""
+    """Report how much GPU memory a model needs, term by term, and list the machines that have it."""
 
     params: str = option("weights of the model, for example 7e9 or 7B")
     precision: str = option("of the weights: fp32, bf16, fp16, fp8, int8, int4", "bf16")
@@ -220,7 +220,7 @@ class OfferShow(CostOptions, OfferRegionOptions):
 
 @dataclass(frozen=True)
 class OfferCheck(SoftwareOptions, OfferRegionOptions):
-    """Say whether an image and what is to run on it fit machines, and by which rule; exit 3 where not."""
+    """Report whether an image and its workload fit machines, and by which rule. Exit 3: they do not."""
 
     what: str = option("an AMI or a build (id or `last`), and instance types", first=True, several=True)
 

@@ -87,7 +87,7 @@ class WorkspaceOptions(Command):
 
 @dataclass(frozen=True)
 class WorkspaceUp(WorkspaceOptions, ProfileOptions, JsonOptions):
-    """Start a workspace on the best machine that can be had, with its home; again: complete or show it."""
+    """Start a workspace on the best available machine, with its home; typed again, complete or show it."""
 
     simulated: bool = option("simulated GPUs (embedded cloud): a rehearsal", False)
     no_wait: bool = option("do not wait until its stages are done", False)

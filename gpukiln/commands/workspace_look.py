@@ -113,7 +113,7 @@ class WorkspaceEnv(ExistingOptions, JsonOptions):
 
 @dataclass(frozen=True)
 class WorkspaceUsageCommand(ProfileOptions, JsonOptions):
-    """Say how many hours workspaces ran, and what that cost, by owner."""
+    """Report how many hours workspaces ran and what that cost, by owner."""
 
     since: str = option("the first day that counts, for example 2026-11-01; default: all that is known")
     owner: str = option("only theirs")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DockerCheck(PlaceOptions):
-    """Report whether an image's CUDA runs on a node's driver and compiles for its GPUs, and by which rule."""
+    """Report whether an image's CUDA runs on a driver and compiles for its GPUs, and by which rule."""
 
     image: str = option(
         "a folder of docker/, with the CUDA version of components.yaml; with --cuda any name", "runner-gpu"

@@ -68,7 +68,7 @@ class K8sRbac(JsonOptions):
 
 @dataclass(frozen=True)
 class K8sDoctor(KubernetesOptions):
-    """Report why a cluster's GPUs, or a pod that requests one, do not work. Changes nothing. Exit 1: an error."""
+    """Report why GPUs of a cluster, or a pod that requests one, do not work. Exit 1: there is an error."""
 
     pod: str = option(
         "NAME, NAMESPACE/NAME, or KIND/NAME of a Job, JobSet, Deployment and others; without it the "

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class K8sJob(JobOptions, KubernetesOptions):
-    """Render a GPU Job, checked against the catalogue; with --apply submit it, follow it and exit as it does."""
+    """Render a GPU Job, checked against the catalogue; with --apply submit it and exit as it does."""
 
     output: str = option("a folder that NAME.yaml is written to")
     apply: bool = option("submit it, follow it, print its log, exit as it does", False)

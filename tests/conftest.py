@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import processor
+from tests import folders, processor
 
 # What one end-to-end test needs of the machine: the tool, and the Debian package that has it.
 MACHINE_TOOLS = {
@@ -29,6 +29,8 @@ MACHINE_TOOLS = {
 }
 # Processes of the whole suite: an end-to-end test mostly waits for its machine, so two cores serve three.
 WORKERS = 3
+# What the disks of the whole suite take at most, measured every second.
+DISK_GIB = 25
 # Module -> the one before it whose image it needs too.
 SAME_IMAGE = {
     "tests/e2e/test_rehearsal.py": "tests/e2e/test_build.py",
@@ -58,6 +60,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(Cost(), "cost")
+    if _whole_suite(config) and not config.getoption("no_e2e"):
+        folders.remove_abandoned()
+        if reason := folders.too_full(DISK_GIB):
+            raise pytest.UsageError(reason)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -123,12 +129,16 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     what boots machines is slow, and the unit tests fill what is left. This is before pytest-xdist reads these
     options; never in a process that it started, or each would start as many more.
     """
-    if hasattr(config, "workerinput") or "PYTEST_XDIST_WORKER" in os.environ:
-        return
-    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.getoption("numprocesses") is None:
+    if _whole_suite(config) and config.getoption("numprocesses") is None:
         config.option.numprocesses = WORKERS
         config.option.dist = "loadscope"
         config.option.loadscopereorder = False
+
+
+def _whole_suite(config: pytest.Config) -> bool:
+    """Whether this process was asked for every test, and is not one of a run's."""
+    own = not hasattr(config, "workerinput") and "PYTEST_XDIST_WORKER" not in os.environ
+    return own and config.args_source is pytest.Config.ArgsSource.TESTPATHS
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from gpukiln.clouds.embedded.base import current_base
 from gpukiln.clouds.embedded.cloud import EmbeddedCloud
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.machines import Machines
+from tests import folders
 from tests.support.harness import ROOT, Here
 
 REGIONS = ("us-west-2", "us-east-1")
@@ -35,7 +35,7 @@ def run_folder(worker_id, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def here(worker_id, run_folder):
-    with _folder() as folder:
+    with folders.folder() as folder:
         home = _apart(folder, worker_id)
         _have_base(Layout(home), run_folder)
         yield from _cloud(Here(home))
@@ -64,7 +64,7 @@ def built(here, run_folder):
 @pytest.fixture(scope="module")
 def image_cloud(request, here, worker_id, run_folder):
     """A cloud of its own that has the image of `built`, whichever process of the run made that."""
-    with _folder() as folder:
+    with folders.folder() as folder:
         home = _apart(folder, worker_id, here.home)
         if not _has_image(home, run_folder):
             request.getfixturevalue("built")
@@ -79,16 +79,6 @@ class ImageCloud(Here):
     def __init__(self, home: Path, document: dict[str, Any]) -> None:
         super().__init__(home)
         self.document = document
-
-
-@contextlib.contextmanager
-def _folder():
-    # not below /tmp, which may be memory: a build takes several GiB
-    with tempfile.TemporaryDirectory(
-        prefix="gpukiln-tests-", dir="/var/tmp", ignore_cleanup_errors=True
-    ) as folder:
-        Path(folder).chmod(0o755)  # apt reads its lists there as another user
-        yield Path(folder)
 
 
 def _cloud(cloud):

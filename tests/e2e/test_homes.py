@@ -3,13 +3,12 @@
 import json
 import shutil
 import subprocess
-import tempfile
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import pytest
 
+from tests import folders
 from tests.support.harness import Here, wait_for
 
 pytestmark = pytest.mark.e2e
@@ -17,8 +16,8 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(scope="module")
 def folder():
-    with tempfile.TemporaryDirectory(prefix="gpukiln-tests-", dir="/var/tmp") as name:
-        yield Path(name)
+    with folders.folder() as path:
+        yield path
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from gpukiln.clouds.embedded.base import remove_unfinished
 from gpukiln.clouds.embedded.layout import Layout
+from tests import folders
 from tests.support.harness import ROOT, command_lines, processes_of, wait_for
 
 pytestmark = pytest.mark.e2e
@@ -36,7 +36,8 @@ def mounted(folder):
 
 
 def test_nothing_runs_on_and_nothing_stays_mounted():
-    with tempfile.TemporaryDirectory(prefix="gpukiln-tests-", dir="/var/tmp") as home:
+    with folders.folder() as path:
+        home = str(path)
         build = subprocess.Popen([sys.executable, "-c", BUILD, home], cwd=ROOT)
         wait_for(lambda: [line for line in mounted(home) if "/root/proc " in line])
         build.kill()
@@ -44,7 +45,7 @@ def test_nothing_runs_on_and_nothing_stays_mounted():
         wait_for(lambda: not processes_of(home), timeout_s=20)
         assert home not in Path("/proc/mounts").read_text()
 
-        layout = Layout(Path(home))
+        layout = Layout(path)
         assert list(layout.bases.glob("base-*/root/usr"))
         remove_unfinished(layout)
         assert not list(layout.bases.glob("base-*"))

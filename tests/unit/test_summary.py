@@ -53,7 +53,7 @@ def said(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         file = tmp_path / "tests" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    for name in ("conftest.py", "processor.py"):
+    for name in ("conftest.py", "folders.py", "processor.py"):
         shutil.copy(ROOT / "tests" / name, tmp_path / "tests")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = e2e\npythonpath = .\n")
     command = [sys.executable, "-m", "pytest", "-n", request.param, "--no-e2e", "tests"]
@@ -121,7 +121,7 @@ def test_a_test_that_replaces_how_files_are_read_changes_nothing(monkeypatch: py
 def test_the_budget_is_of_a_whole_run(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/test_a.py").write_text("def test_a(): sum(range(10**6))")
-    for name in ("conftest.py", "processor.py"):
+    for name in ("conftest.py", "folders.py", "processor.py"):
         shutil.copy(ROOT / "tests" / name, tmp_path / "tests")
     (tmp_path / "pyproject.toml").write_text(
         '[tool.pytest.ini_options]\ntestpaths = ["tests"]\npythonpath = ["."]\nmarkers = ["e2e"]\n'

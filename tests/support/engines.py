@@ -12,6 +12,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from gpukiln.catalog.load import ROOT
 
@@ -57,7 +58,10 @@ def offer(name: str, patch: pytest.MonkeyPatch) -> None:
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
         pytest.skip(f"{name} is not installed, and there is no apt to fetch it with")
     folder = KEPT / name
-    if not folder.is_dir() and (why := unpack(PACKAGES[name], folder)):
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with FileLock(KEPT / f"{name}.lock"):  # several processes of a run may need it at once
+        why = "" if folder.is_dir() else unpack(PACKAGES[name], folder)
+    if why:
         pytest.skip(f"{name} is not installed, and can't be fetched ({why}): `apt-get update`, or {by_hand}")
     bins = [str(folder / "usr/sbin"), str(folder / "usr/bin")]
     patch.setenv("PATH", ":".join([*bins, os.environ["PATH"]]))

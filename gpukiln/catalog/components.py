@@ -303,9 +303,30 @@ class AddOn:
     kubernetes: str | None = None
 
 
+@strict
+class ServerArchive:
+    """The programs of Kubernetes' server, which `cloud.cluster` downloads.
+
+    Args:
+        url: Its address; {version} and {arch} stand for the version and for what `arch` names.
+        sha512: Its checksum for each architecture, as Kubernetes' changelog gives it.
+        source: Where the checksums were read.
+        reason: Why this version.
+        review: The day by which somebody looks at it again.
+    """
+
+    version: str
+    url: Annotated[str, template("version", "arch"), Address]
+    arch: Mapping[Architecture, str]
+    sha512: Mapping[Architecture, Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]]
+    source: str
+    reason: str
+    review: date
+
+
 # What `--set` may change: other fields describe the source and are not a build's choice.
 SETTABLE = ("version", "branch", "modules", "keep_build_tools")  # and the fields of the repository
-SECTIONS = ("components", "environments", "add_ons")
+SECTIONS = ("components", "environments", "add_ons", "kubernetes_server")
 LISTS = ("distributions", "includepkgs")
 Components = Mapping[str, Component]
 
@@ -383,6 +404,16 @@ def load_add_ons(path: Path = ROOT / "components.yaml") -> dict[str, AddOn]:
         if (add_on.chart is None) != (add_on.repository is None):
             raise UsageError(f"{path.name}: {name}: a chart needs its repository, and a repository its chart")
     return add_ons
+
+
+def load_server_archive(path: Path = ROOT / "components.yaml") -> ServerArchive:
+    """Read what `cloud.cluster` downloads.
+
+    Raises:
+        UsageError: The file does not fit.
+    """
+    document = read_yaml(path).get("kubernetes_server", {})
+    return load(ServerArchive, document, where=f"{path.name}: kubernetes_server")
 
 
 def _check_driver(driver: Component, where: str) -> None:

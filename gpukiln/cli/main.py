@@ -21,7 +21,10 @@ NOUNS = {
         "machine images: plan, build, verify, release",
         ("ami", "ami_attest", "ami_diff", "ami_export", "ami_verify", "release"),
     ),
-    "cloud": ("the EC2 on this machine, and what AWS needs", ("cloud", "cloud_gpus", "cloud_policy")),
+    "cloud": (
+        "the EC2 on this machine, and what AWS needs",
+        ("cloud", "cloud_cluster", "cloud_gpus", "cloud_policy"),
+    ),
     "docker": ("container images: plan, build, verify, push", ("docker", "docker_check", "docker_push")),
     "gpu": ("GPUs of this machine and of others: look, lease, run, watch, account", ("gpu",)),
     "k8s": (

@@ -31,7 +31,9 @@ class AmiVerify(ExistingImageOptions, MachineOptions):
         "give the machine simulated GPUs (embedded cloud): a rehearsal, whose verdict does not count", False
     )
     sign_key: str = option(f"signs the verdict: {SIGNERS}")
-    cluster: str = option("context of a cluster: verify the image as a node of it")
+    cluster: str = option(
+        "context of a cluster: verify the image as a node of it; `rehearsal`: that of `cloud.cluster`"
+    )
     kubeconfig: str = option("of --cluster; default: $KUBECONFIG, then ~/.kube/config")
     eks_cluster: str = option("name of the cluster on EKS; default: by the context's ARN")
     node_profile: str = option("instance profile of the cluster's nodes, by its name")
@@ -86,9 +88,12 @@ class AmiVerify(ExistingImageOptions, MachineOptions):
                 )
 
     def _run_in_cluster(self) -> None:
+        from gpukiln.clouds.embedded.cluster.control_plane import NAME as CLUSTER
+        from gpukiln.clouds.embedded.layout import Layout
         from gpukiln.images import orphans
         from gpukiln.images.builds import Builds
         from gpukiln.images.subject import check_machines
+        from gpukiln.kubernetes import rehearsal
         from gpukiln.kubernetes.canary import CanaryOptions, verify_in_cluster
         from gpukiln.kubernetes.cluster import Cluster
         from gpukiln.kubernetes.cluster_verification import GpuTestOptions
@@ -100,14 +105,19 @@ class AmiVerify(ExistingImageOptions, MachineOptions):
 
         account = self.pick("cloud", "region", "profile", "subnet_id", "ssh_cidr")
         image, wait_s = find(self.build, Builds(), **account), MINUTE_S * self.wait_minutes
+        kubeconfig, user_data, pod_image = self.kubeconfig, self.user_data, self.pod_image
+        if self.cluster == CLUSTER and not kubeconfig:
+            local = rehearsal.running(Layout())
+            kubeconfig = str(local.kubeconfig)
+            user_data, pod_image = user_data or str(local.user_data), pod_image or local.pod_image
         options = CanaryOptions(
-            GpuTestOptions(self.pod_image or pushed_image(say), wait_s=wait_s),
+            GpuTestOptions(pod_image or pushed_image(say), wait_s=wait_s),
             instance_types=check_machines(image.subject(), words(self.instance_types)),
-            user_data=Path(self.user_data).expanduser() if self.user_data else None,
+            user_data=Path(user_data).expanduser() if user_data else None,
             ready_s=wait_s,
             **self.pick("eks_cluster", "node_profile", "spot", "simulated"),
         )
-        cluster = Cluster(self.cluster, self.kubeconfig)
+        cluster = Cluster(self.cluster, kubeconfig)
         orphans.clean_up_killed_builds(image.cloud, Builds(), say)
         verdict, machine, folder = verify_in_cluster(
             image.subject(), image.cloud, image.build, cluster, options, state_home()

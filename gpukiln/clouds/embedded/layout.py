@@ -82,6 +82,16 @@ class Layout:
         return self.root / "registry"
 
     @property
+    def cluster(self) -> Path:
+        """The files of the Kubernetes cluster of this computer, while it runs."""
+        return self.root / "cluster"
+
+    @property
+    def kubernetes(self) -> Path:
+        """Programs of Kubernetes that were downloaded."""
+        return self.root / "kubernetes"
+
+    @property
     def doubles(self) -> Path:
         """Compiled libraries and programs of simulated GPUs."""
         return self.root / "doubles"

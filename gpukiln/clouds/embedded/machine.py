@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
+from gpukiln.clouds.embedded.cluster.node import NodeFiles
 from gpukiln.clouds.embedded.gpus.machine_files import MachineFiles
 from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus
 from gpukiln.clouds.embedded.network import MachineNetwork
@@ -66,6 +67,7 @@ class LocalMachine(ABC):
         self.process: subprocess.Popen[bytes] | None = None
         self.disks: dict[str, AttachedDisk] = {}  # by volume id, without the root
         self.gpus: SimulatedGpus | None = None  # those of its next start
+        self.node: NodeFiles | None = None  # of its next start; None: it joins no cluster of this computer
         self.gpu_files: MachineFiles | None = None  # of the present GPUs; None: it has none
 
     @property

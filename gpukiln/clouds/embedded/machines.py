@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import threading
 import zlib
 from collections.abc import Mapping
@@ -13,6 +14,11 @@ from werkzeug.exceptions import NotFound
 from gpukiln.clouds.embedded import base as base_image
 from gpukiln.clouds.embedded import volume_files
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
+from gpukiln.clouds.embedded.cluster.control_plane import NAME as CLUSTER
+from gpukiln.clouds.embedded.cluster.control_plane import ClusterFiles, ControlPlane
+from gpukiln.clouds.embedded.cluster.node import MEMORY_MIB, NodeFiles
+from gpukiln.clouds.embedded.cluster.relay import API_PORT as API_PORT_OF_CLUSTER
+from gpukiln.clouds.embedded.cluster.relay import KUBELET_PORT, Relay
 from gpukiln.clouds.embedded.container import ContainerMachine
 from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus, is_simulated
 from gpukiln.clouds.embedded.instance_metadata import describe_instance
@@ -22,7 +28,7 @@ from gpukiln.clouds.embedded.machine_api import Application, MachineApi
 from gpukiln.clouds.embedded.metadata import MetadataServer
 from gpukiln.clouds.embedded.network import API_PORT, MachineNetwork, free_ssh_port
 from gpukiln.clouds.embedded.virtual_machine import VirtualMachine
-from gpukiln.clouds.tags import MACHINE_TAG
+from gpukiln.clouds.tags import CLUSTER_TAG, MACHINE_TAG
 from gpukiln.disks.grow import grow_file
 from gpukiln.disks.sparse import copy_disk, used_bytes
 from gpukiln.errors import UnavailableError
@@ -58,8 +64,9 @@ class Machines:
         self.layout = layout
         self.ssh_port = free_ssh_port("127.64.0.1")
         self._by_id: dict[str, LocalMachine] = {}
+        self.cluster = ControlPlane(ClusterFiles(layout.cluster), self._kubelet)
         self.api: Application = NotFound()  # what machines can call
-        self._served: dict[str, list[MetadataServer | MachineApi]] = {}
+        self._served: dict[str, list[MetadataServer | MachineApi | Relay]] = {}
         self._locks: dict[str, threading.RLock] = {}
 
     def vpc_cidr(self, region: str) -> str:
@@ -156,6 +163,7 @@ class Machines:
                 address=instance.private_ip,
                 ssh_port=self.ssh_port,
                 vcpus=os.cpu_count() or 1,
+                **({"memory_mib": MEMORY_MIB} if self._is_node(instance) else {}),
             )
             spec.folder.mkdir(parents=True)
             undo.callback(shutil.rmtree, spec.folder)
@@ -184,9 +192,27 @@ class Machines:
             undo.callback(self._stop_serving, instance.id)
             served.append(MetadataServer(machine.network.listen(80), lambda: describe_instance(instance)))
             served.append(MachineApi(machine.network.listen(API_PORT), self.api, instance.id))
+            if self._is_node(instance) and machine.spec.kind == "vm":
+                machine.node = NodeFiles(instance.id, self.cluster.files, self.cluster.require_programs())
+                served.append(self.cluster.relay(machine.network.listen(API_PORT_OF_CLUSTER)))
             machine.gpus = self.gpus_of(instance) if is_simulated(instance) else None
             machine.start()
             undo.pop_all()
+
+    def _is_node(self, instance: Any) -> bool:
+        """Whether an instance is started to join the cluster of this computer."""
+        return bool(instance.ec2_backend.tags.get(instance.id, {}).get(CLUSTER_TAG) == CLUSTER)
+
+    def _kubelet(self, name: str) -> socket.socket:
+        """A connection to the kubelet of a node.
+
+        Raises:
+            OSError: There is no such machine, or nothing listens there.
+        """
+        machine = self.get(name)
+        if machine is None:
+            raise OSError(f"no machine is the node {name}")
+        return machine.network.connect(KUBELET_PORT)
 
     def gpus_of(self, instance: Any) -> SimulatedGpus:
         """The simulated GPUs of an instance's type.

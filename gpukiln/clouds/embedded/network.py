@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import threading
+from collections.abc import Callable
 from ctypes import CDLL, get_errno
 from pathlib import Path
 
@@ -26,6 +27,7 @@ API = f"http://{METADATA}:{API_PORT}"
 INSTANCE = (
     "gpukiln.instance"  # key in WSGI's environ for the calling machine; a request's header can't set it
 )
+CONNECT_S = 10.0
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 
 
@@ -122,19 +124,31 @@ class MachineNetwork:
         Raises:
             OSError: The namespace can't be entered, or the address can't be bound.
         """
+        return self._inside(lambda: socket.create_server((METADATA, port)))
+
+    def connect(self, port: int) -> socket.socket:
+        """Connect to a port of the machine.
+
+        Raises:
+            OSError: Nothing listens there, or the namespace can't be entered.
+        """
+        return self._inside(lambda: socket.create_connection((GUEST, port), timeout=CONNECT_S))
+
+    def _inside(self, action: Callable[[], socket.socket]) -> socket.socket:
+        """Call a function inside the namespace."""
         results: list[socket.socket | OSError] = []
 
-        def enter_and_bind() -> None:  # setns changes only the calling thread
+        def enter_and_act() -> None:  # setns changes only the calling thread
             try:
                 with self.path.open("rb") as namespace:
                     libc = CDLL(None, use_errno=True)
                     if libc.setns(namespace.fileno(), CLONE_NEWNET):
                         raise OSError(get_errno(), "setns")
-                results.append(socket.create_server((METADATA, port)))
+                results.append(action())
             except OSError as error:
                 results.append(error)
 
-        thread = threading.Thread(target=enter_and_bind)
+        thread = threading.Thread(target=enter_and_act)
         thread.start()
         thread.join()
         if isinstance(results[0], OSError):

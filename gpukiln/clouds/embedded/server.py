@@ -22,6 +22,8 @@ from typing import Any
 
 from gpukiln.clouds.embedded import cgroups, volume_files
 from gpukiln.clouds.embedded.base import remove_unfinished
+from gpukiln.clouds.embedded.cluster.control_plane import START, STOP
+from gpukiln.clouds.embedded.cluster.programs import Programs
 from gpukiln.clouds.embedded.layout import LOCK_PROBE_S, Layout, read_endpoint, write_in_place
 from gpukiln.clouds.embedded.network import INSTANCE
 from gpukiln.clouds.embedded.refusals import Refusal, internal_error, refusal_of, unknown_region
@@ -68,6 +70,8 @@ class Application:
             ("POST", "/gpukiln/stop"): self._stop_soon,
             ("POST", "/gpukiln/interrupt"): _interrupt,
             ("POST", "/gpukiln/gpus"): self._change_gpus,
+            ("POST", START): self._start_cluster,
+            ("POST", STOP): lambda _: {"ran": self._machines.cluster.stop()},
         }
         self.last_request = time.monotonic()
 
@@ -170,12 +174,18 @@ class Application:
         start_response(*answered[-1])
         return body
 
+    def _start_cluster(self, document: dict[str, Any]) -> dict[str, Any]:
+        paths = {name: Path(path) for name, path in document["programs"].items()}
+        self._machines.cluster.start(Programs(paths))
+        return self._machines.cluster.status() or {}
+
     def status(self) -> dict[str, Any]:
         """What `invoke cloud.status` shows."""
         return {
             "home": {"path": str(self._layout.home), **(self._layout.identity() or {})},
             "code": code_version(),
             "ssh_port": self._machines.ssh_port,
+            "cluster": self._machines.cluster.status(),
             "machines": [
                 {
                     "instance_id": machine.spec.instance_id,
@@ -223,7 +233,8 @@ class Application:
 
     def idle(self) -> bool:
         """Whether the server is unused."""
-        return not self._machines.all() and time.monotonic() - self.last_request > IDLE_S
+        unused = not self._machines.all() and not self._machines.cluster.running
+        return unused and time.monotonic() - self.last_request > IDLE_S
 
 
 def error_document(error: GpukilnError) -> dict[str, Any]:
@@ -344,6 +355,7 @@ def _serve(layout: Layout) -> int:
     for machine in machines.all():
         # Machines end with the server; their volumes are swept below unless they are to be kept.
         machines.remove(machine.spec.instance_id)
+    machines.cluster.stop()
     application.save()
     volume_files.sweep(layout)
     return 0

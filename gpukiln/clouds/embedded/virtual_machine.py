@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gpukiln.clouds.embedded import accelerator
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
+from gpukiln.clouds.embedded.cluster.relay import KUBELET_PORT
 from gpukiln.clouds.embedded.gpus.share import VirtiofsShare
 from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus
 from gpukiln.clouds.embedded.hardware import firmware_arguments, firmware_of
@@ -33,6 +34,9 @@ class VirtualMachine(LocalMachine):
         (self.spec.folder / "resolv.conf").write_text(f"nameserver {NAMESERVER}\n")
         if self.gpus:
             self._prepare_gpus(self.gpus)
+        if self.node:
+            with mounted_root(self.spec.root.file, writable=True) as root:
+                self.node.prepare(root)
 
     def _prepare_gpus(self, gpus: SimulatedGpus) -> None:
         with mounted_root(self.spec.root.file, writable=True) as root:
@@ -51,6 +55,8 @@ class VirtualMachine(LocalMachine):
         # guests recognise EC2 by a UUID that begins with ec2, as on Nitro
         digits = "ec2" + spec.instance_id.removeprefix("i-").rjust(29, "0")
         uuid = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+        ports = (22, KUBELET_PORT) if self.node else (22,)
+        forwards = ",".join(f"hostfwd=tcp:{GUEST}:{port}-:{port}" for port in ports)
         # -nodefaults, -no-user-config: only the devices below, whatever QEMU's configuration is.
         qemu = [
             *("qemu-system-x86_64", *accelerator.arguments(), "-smp", str(spec.vcpus)),
@@ -64,7 +70,7 @@ class VirtualMachine(LocalMachine):
             *("-blockdev", json.dumps(spec.root.qemu_node(durable=False))),
             *("-device", json.dumps({**spec.root.qemu_device, "bootindex": 0})),
             *(word for disk in self.disks.values() for word in _qemu_arguments(disk)),
-            *("-netdev", f"user,id=net,net=10.0.3.0/24,hostfwd=tcp:{GUEST}:22-:22"),
+            *("-netdev", f"user,id=net,net=10.0.3.0/24,{forwards}"),
             *("-device", f"virtio-net-pci,netdev=net,mac={mac}"),
             *("-device", "virtio-rng-pci", "-serial", "stdio"),
             # wait=off: QEMU starts without a client.

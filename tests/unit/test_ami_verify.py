@@ -300,6 +300,11 @@ def test_a_rehearsal_on_simulated_gpus_is_kept_and_proves_nothing(judge):
     ("options", "cloud", "said"),
     [
         ({"for_": "candidate"}, "embedded", "is a rehearsal, and channel candidate requires a verdict"),
+        (
+            {"for_": "candidate", "cluster": "prod"},
+            "embedded",
+            "is a rehearsal, and channel candidate requires a verdict",
+        ),
         ({}, "aws", "the cloud aws has no simulated GPUs"),
     ],
 )
@@ -312,8 +317,6 @@ def test_a_rehearsal_is_refused_where_it_makes_no_sense(judge, options, cloud, s
 @pytest.mark.parametrize(
     ("options", "refusal"),
     [
-        ({"cluster": "prod", "for_": "stable"}, "--for has no effect with --cluster"),
-        ({"cluster": "prod", "sign_key": "key.pem"}, "--sign-key has no effect with --cluster"),
         ({"node_profile": "eks-node"}, "--node-profile has no effect without --cluster"),
         ({"user_data": "join.sh"}, "--user-data has no effect without --cluster"),
     ],

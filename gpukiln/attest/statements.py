@@ -209,11 +209,15 @@ def sign_statement(location: AmiLocation, claim: VerdictClaim | ReleaseClaim, si
     """
     from gpukiln.attest import signing  # noqa: PLC0415 - slow to import
 
+    predicate = dump(claim)
+    # gpukiln 0.2.0 refuses keys that it does not know; only channels that require nodes need this one.
+    if isinstance(claim, ReleaseClaim) and not claim.nodes:
+        del predicate["nodes"]
     statement = {
         "_type": STATEMENT_TYPE,
         "subject": _subjects(location),
         "predicateType": PREDICATE_TYPES[type(claim)],
-        "predicate": dump(claim),
+        "predicate": predicate,
     }
     # Without spaces: every character counts for the limit of a parameter.
     text = json.dumps(statement, separators=(",", ":"))

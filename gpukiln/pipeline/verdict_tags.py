@@ -213,8 +213,14 @@ def cluster_key(verdict: Verdict) -> tuple[str, str]:
     return verdict.instance_type, verdict.environment.get("Kubernetes", "")
 
 
-def require_tag_space(cloud: Cloud, image_id: str, instance_types: Sequence[str], kubernetes: str) -> None:
-    """Refuse to verify an image as a node whose tags have no space for the verdict.
+def require_tag_space(
+    cloud: Cloud, image_id: str, instance_types: Sequence[str], kubernetes: str = ""
+) -> None:
+    """Refuse to verify an image whose tags have no space for the verdict.
+
+    Args:
+        instance_types: Those to try.
+        kubernetes: Minor version of the cluster as whose node it is verified; empty: as a machine.
 
     Raises:
         RefusedError: It has too many tags; the hint names the oldest verdict on a node.
@@ -223,16 +229,17 @@ def require_tag_space(cloud: Cloud, image_id: str, instance_types: Sequence[str]
     with explain_aws_errors("read the tags of the image"):
         images = calls.images(cloud.client("ec2"), {"image-id": [image_id]})
     tags = tags_of(images[0]) if images else {}
-    nodes = cluster_summaries_from_tags(image_id, tags)
+    start, end = (CLUSTER_VERDICT_TAG, f":{kubernetes}") if kubernetes else (VERDICT_TAG, "")
     # A verdict of the same type and version is replaced.
-    is_new = any((machine, kubernetes) not in nodes for machine in instance_types)
+    is_new = any(f"{start}:{machine}{end}" not in tags for machine in instance_types)
     count = sum(not name.startswith("aws:") for name in tags) + is_new
-    if count <= MAX_TAGS:
+    if not is_new or count <= MAX_TAGS:
         return
+    nodes = cluster_summaries_from_tags(image_id, tags)
     oldest = min(nodes.items(), key=lambda item: item[1].at, default=None)
     name = oldest[1].cluster_tag(oldest[0][1])[0] if oldest else "NAME"
     raise RefusedError(
-        f"{image_id} has {count - is_new} tags, and the verdict is one more",
+        f"{image_id} has {count - 1} tags, and the verdict is one more",
         details=(f"wanted: at most {MAX_TAGS} with it, as EC2 allows 50 and a copy gets 3 more",),
         hint="remove one that no channel needs, such as the oldest verdict on a node: `aws ec2 delete-tags "
         f"--region {cloud.region} --resources {image_id} --tags Key={name}`",

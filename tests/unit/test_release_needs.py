@@ -23,7 +23,12 @@ from gpukiln.release.needs import (
     require_verified,
     types_for,
 )
-from gpukiln.release.verification import require_same_verdict, verification_from_tags, with_tag_verdicts
+from gpukiln.release.verification import (
+    require_same_verdict,
+    verification_from_record,
+    verification_from_tags,
+    with_tag_verdicts,
+)
 from gpukiln.verify.catalog import load_checks
 from tests.support.release_cloud import HOME, ROOT, tags, verdict
 
@@ -289,6 +294,16 @@ def test_a_verdict_on_a_node_is_read_back_from_its_tag():
     assert summaries_from_tags(AMI, {name: value}) == {}
     with pytest.raises(UsageError, match=f"the tag {name} of {AMI} can't be read"):
         cluster_summaries_from_tags(AMI, {name: "passed"})
+
+
+def test_the_newest_verdict_on_a_node_counts_and_none_on_simulated_gpus(proven):
+    node = replace(verdict(on="g5.xlarge"), profile="pod", environment={"Kubernetes": "1.34"})
+    newer = replace(node, started_at="2026-11-27T00:00:00+00:00")
+    elsewhere = replace(node, environment={"Kubernetes": "1.33"}, simulated=True)
+    simulated = replace(newer, simulated=True)
+    record = replace(proven.find("last").read(), cluster_verdicts=(node, newer, elsewhere, simulated))
+    found = verification_from_record(record).cluster_verdicts
+    assert found == {("g5.xlarge", "1.34"): summarize_verdict(newer)}
 
 
 def test_tags_and_record_with_other_verdicts_on_a_node_are_refused():

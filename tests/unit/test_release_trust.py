@@ -270,6 +270,7 @@ def test_what_is_signed_has_the_form_of_in_toto_and_names_what_it_is_about(typed
     assert (statement["predicateType"], statement["subject"][0]["name"]) == (RELEASE_TYPE, copy)
     source = {"image_id": AMI, "region": HOME, "snapshots": [SNAPSHOT]}
     assert statement["predicate"]["source"] == source
+    assert "nodes" not in statement["predicate"]  # the channel requires none
 
 
 def refused(typed, image_id, key, *words):

@@ -310,11 +310,12 @@ def _counting_nodes(
     """The names of the signed verdicts on nodes that count for the channel."""
     if CLUSTER not in spec.channel.layers:
         return ()
-    suite = suite_digest() if spec.channel.suite == "current" else ""
+    suite, versions = suite_digest() if spec.channel.suite == "current" else "", spec.channel.kubernetes
     return tuple(
         name
         for name, statement in vouched.cluster_verdicts.items()
         if statement.location == verified
+        and (not versions or statement.claim.cluster_kubernetes in versions)
         and statement.claim.outcome == "passed"
         and suite in ("", statement.claim.suite)
     )

@@ -760,7 +760,14 @@ def test_a_node_of_another_image_or_of_another_key_is_refused(typed, node_key, b
 def test_a_release_stands_and_falls_with_its_nodes(typed, node_key, build, tmp_path):
     sign(AMI, node_key, tmp_path, judged=NODE, build=build, in_cluster=True)
     write_tag()
+    other = replace(NODE, environment={"Kubernetes": "1.35"})  # which the channel does not require
+    name, value = summarize_verdict(other).cluster_tag("1.35")
+    Cloud().client("ec2").create_tags(Resources=[AMI], Tags=tag_list({name: value}))
+    sign(AMI, node_key, tmp_path, judged=other, build=build, in_cluster=True)
     released(typed, node_key)
+    Cloud().client("ssm").delete_parameter(
+        Name=f"/gpukiln-attestations/{AMI}/cluster-verdict/g4dn.xlarge_1.35"
+    )
     assert typed("channels")[0] == 0
     failed = replace(NODE, checks=verdict(failed=[("cluster.rejoins", "no")]).checks)
     sign(AMI, node_key, tmp_path, judged=failed, build=build, in_cluster=True)

@@ -1,6 +1,6 @@
-"""Signed statements on an AMI: the verdict on a machine booted from it, and its release to a channel.
+"""Signed statements on an AMI: the verdict on a machine or a node, and its release to a channel.
 
-Both are in-toto statements in DSSE envelopes. Their subject is the AMI in its region with its snapshots, so
+All are in-toto statements in DSSE envelopes. Their subject is the AMI in its region with its snapshots, so
 that a statement is not valid for another image. SSM parameters of that region hold them, with the AMI's id in
 their names. Whoever may write these parameters can remove a statement, but can't create one.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from securesystemslib.signer import Key, Signer
 
 VERDICT_TYPE, RELEASE_TYPE = "urn:gpukiln:verdict:v1", "urn:gpukiln:release:v1"
+CLUSTER_VERDICT_TYPE = "urn:gpukiln:cluster-verdict:v1"
 ROOT = "/gpukiln-attestations"
 """Not below /gpukiln, all of whose parameters are listed to find the channels."""
-VERDICT, RELEASE = "verdict", "release"
+VERDICT, CLUSTER_VERDICT, RELEASE = "verdict", "cluster-verdict", "release"
 MAX_PARAMETER_CHARS = 8192
 """Characters of a parameter of the advanced tier (Systems Manager, PutParameter, Tier). An envelope with the
 certificate and log entry of an identity is longer, and is stored in parts."""
@@ -93,6 +94,29 @@ class VerdictClaim:
     sbom: str = ""
     provenance: str = ""
 
+    @property
+    def name(self) -> str:
+        """The name under which the statement is stored: a newer one of the same name replaces it."""
+        return self.instance_type
+
+
+@strict
+class ClusterVerdictClaim(VerdictClaim):
+    """The verdict on an image as a node of a cluster, for signing.
+
+    It has a predicate type of its own, so that a verdict on a machine can't be used as one on a node.
+
+    Args:
+        cluster_kubernetes: Minor version of the cluster, such as 1.34.
+    """
+
+    cluster_kubernetes: str = field(kw_only=True)
+
+    @property
+    def name(self) -> str:
+        """See `VerdictClaim.name`; names of parameters have no colon."""
+        return f"{self.instance_type}_{self.cluster_kubernetes}"
+
 
 @strict
 class ReleaseClaim:
@@ -103,6 +127,7 @@ class ReleaseClaim:
         source: The verified image; where the subject is no copy, the subject.
         suite: SHA-256 of the suite that the channel requires, or empty where it accepts any.
         instance_types: The types whose verdicts counted.
+        nodes: The names of the verdicts on nodes that counted; empty where the channel requires none.
         released_at: ISO 8601 in UTC; a rollback keeps it.
         gpukiln: The version that released.
     """
@@ -115,9 +140,15 @@ class ReleaseClaim:
     instance_types: tuple[str, ...]
     released_at: str
     gpukiln: str = __version__
+    nodes: tuple[str, ...] = ()
 
 
-Claim = TypeVar("Claim", VerdictClaim, ReleaseClaim)
+Claim = TypeVar("Claim", VerdictClaim, ClusterVerdictClaim, ReleaseClaim)
+PREDICATE_TYPES: Mapping[type, str] = {
+    VerdictClaim: VERDICT_TYPE,
+    ClusterVerdictClaim: CLUSTER_VERDICT_TYPE,
+    ReleaseClaim: RELEASE_TYPE,
+}
 
 
 @dataclass(frozen=True)
@@ -135,6 +166,7 @@ class SignedStatement(Generic[Claim]):
 
 
 SignedRelease = SignedStatement[ReleaseClaim]
+SignedClusterVerdict = SignedStatement[ClusterVerdictClaim]
 
 
 @dataclass(frozen=True)
@@ -145,15 +177,17 @@ class TrustedStatements:
         location: The AMI as EC2 shows it now.
         verdicts: By instance type; on the AMI, or on the source that a release statement names.
         releases: By channel.
-        envelopes: The envelopes of the verdicts, by instance type.
+        cluster_verdicts: Verdicts on the image as a node, by their names; as `verdicts`.
+        envelopes: The envelopes of all verdicts, by kind (VERDICT, CLUSTER_VERDICT) and name.
         verified: The image that was booted, by instance type: the AMI or its source.
         refused: A line for each statement that is not valid, with the reason.
     """
 
     location: AmiLocation
     verdicts: Mapping[str, VerdictClaim]
+    cluster_verdicts: Mapping[str, SignedClusterVerdict]
     releases: Mapping[str, SignedRelease]
-    envelopes: Mapping[str, str]
+    envelopes: Mapping[tuple[str, str], str]
     verified: Mapping[str, AmiLocation]
     refused: tuple[str, ...]
 
@@ -175,12 +209,15 @@ def sign_statement(location: AmiLocation, claim: VerdictClaim | ReleaseClaim, si
     """
     from gpukiln.attest import signing  # noqa: PLC0415 - slow to import
 
-    kind = VERDICT_TYPE if isinstance(claim, VerdictClaim) else RELEASE_TYPE
+    predicate = dump(claim)
+    # gpukiln 0.2.0 refuses keys that it does not know; only channels that require nodes need this one.
+    if isinstance(claim, ReleaseClaim) and not claim.nodes:
+        del predicate["nodes"]
     statement = {
         "_type": STATEMENT_TYPE,
         "subject": _subjects(location),
-        "predicateType": kind,
-        "predicate": dump(claim),
+        "predicateType": PREDICATE_TYPES[type(claim)],
+        "predicate": predicate,
     }
     # Without spaces: every character counts for the limit of a parameter.
     text = json.dumps(statement, separators=(",", ":"))
@@ -192,8 +229,8 @@ def store_statement(ssm: Any, image_id: str, kind: str, name: str, envelope: str
 
     Args:
         ssm: A client of the image's region.
-        kind: VERDICT or RELEASE.
-        name: The instance type, or the channel; a newer statement replaces an older one.
+        kind: VERDICT, CLUSTER_VERDICT or RELEASE.
+        name: The claim's name, or the channel; a newer statement replaces an older one.
     """
     path = f"{ROOT}/{image_id}/{kind}/{name}"
     texts = [
@@ -272,17 +309,36 @@ def trusted_statements(
             release.claim.source for release in releases.values() if release.claim.source != location
         ),
     ]
-    for (_, name), text in ((key, text) for key, text in texts.items() if key[0] == VERDICT):
+    cluster_verdicts: dict[str, SignedClusterVerdict] = {}
+    for (kind, name), text in texts.items():
         try:
-            statement = open_statement(VerdictClaim, text, keys, places)
-            verdict = statement.claim
-            if verdict.simulated:
-                raise CheckFailedError("verified on simulated GPUs, wanted real ones")
-            verdicts[verdict.instance_type], verified[verdict.instance_type] = verdict, statement.location
+            if kind == VERDICT:
+                statement = _open_verdict(VerdictClaim, text, keys, places)
+                verdicts[statement.claim.name] = statement.claim
+                verified[statement.claim.name] = statement.location
+            elif kind == CLUSTER_VERDICT:
+                on_node = _open_verdict(ClusterVerdictClaim, text, keys, places)
+                cluster_verdicts[on_node.claim.name] = on_node
         except CheckFailedError as error:
-            refused.append(f"{VERDICT} {name}: {error.message}")
-    envelopes = {name: texts[VERDICT, name] for name in verdicts if (VERDICT, name) in texts}
-    return TrustedStatements(location, verdicts, releases, envelopes, verified, tuple(refused))
+            refused.append(f"{kind} {name}: {error.message}")
+    names = [*((VERDICT, name) for name in verdicts), *((CLUSTER_VERDICT, name) for name in cluster_verdicts)]
+    envelopes = {name: texts[name] for name in names if name in texts}
+    return TrustedStatements(
+        location, verdicts, cluster_verdicts, releases, envelopes, verified, tuple(refused)
+    )
+
+
+AnyVerdict = TypeVar("AnyVerdict", VerdictClaim, ClusterVerdictClaim)
+
+
+def _open_verdict(
+    kind: type[AnyVerdict], text: str, keys: Sequence[Key], places: Sequence[AmiLocation]
+) -> SignedStatement[AnyVerdict]:
+    """See `open_statement`; a verdict on simulated GPUs is not valid."""
+    statement = open_statement(kind, text, keys, places)
+    if statement.claim.simulated:
+        raise CheckFailedError("verified on simulated GPUs, wanted real ones")
+    return statement
 
 
 def releases_of(ssm: Any, pointer: Pointer, keys: Sequence[Key]) -> list[SignedRelease]:
@@ -328,7 +384,7 @@ def open_statement(
         # The payload was signed by a trusted key, so that the limits for foreign JSON are not needed.
         document = json.loads(payload)
         types = document["_type"], document["predicateType"]
-        expected = STATEMENT_TYPE, VERDICT_TYPE if kind is VerdictClaim else RELEASE_TYPE
+        expected = STATEMENT_TYPE, PREDICATE_TYPES[kind]
         if types != expected:
             raise CheckFailedError(f"found a {' '.join(map(str, types))}, wanted {' '.join(expected)}")
         about = _location_in(document)

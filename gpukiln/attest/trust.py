@@ -206,8 +206,9 @@ def _missing_for_release(signed: TrustedStatements, pointer: Pointer, rules: Cha
         yield f"it was released as {image.name} {version}"
     if not claim.instance_types:
         yield "its release names no machine that verified it"
-    for name in claim.instance_types:
-        verdict = signed.verdicts.get(name)
+    nodes = {name: statement.claim for name, statement in signed.cluster_verdicts.items()}
+    counted = [(name, signed.verdicts.get(name)) for name in claim.instance_types]
+    for name, verdict in [*counted, *((name, nodes.get(name)) for name in claim.nodes)]:
         if verdict is None:
             yield f"there is no signed verdict of {name}"
         elif verdict.image != image:
@@ -217,6 +218,10 @@ def _missing_for_release(signed: TrustedStatements, pointer: Pointer, rules: Cha
     for name, verdict in signed.verdicts.items():
         if not _is_acceptable(verdict):
             yield f"it failed on {name}"
+    # Only where the channel requires them: a failure as a node says nothing about the image on a workspace.
+    for name in claim.nodes:
+        if name in nodes and nodes[name].outcome != "passed":
+            yield f"it failed as a node on {name}"
 
 
 def _of_suite(verdict: VerdictClaim, release: ReleaseClaim) -> bool:

@@ -25,6 +25,7 @@ DIGEST_TAG = "gpukiln:digest"  # of the plan
 # The value is on images of existing accounts and in their IAM conditions, so it stays as it is.
 IMAGE_TAG, NOT_VERIFIED = "gpukiln:image", "not-proven"
 VERDICT_TAG, PASSED = "gpukiln:verdict", "passed"
+CLUSTER_VERDICT_TAG = "gpukiln:cluster-verdict"  # the instance type and the Kubernetes version follow
 VERIFIED_TAG = "gpukiln:verified-at"
 NOT_RUN_TAG = "gpukiln:not-run"  # the checks that its release excused
 TYPES_TAG = "gpukiln:instance-types"

@@ -25,7 +25,10 @@ class AmiVerify(ExistingImageOptions, MachineOptions):
         "GPU machines to try, separated by commas, the best first; default: the first that the image was "
         "built for"
     )
-    for_: str = option("a channel: verify what it still requires; nothing when nothing is missing")
+    for_: str = option(
+        "a channel: verify what it still requires, with --cluster in that cluster's version of Kubernetes; "
+        "nothing when nothing is missing"
+    )
     spot: bool = option("take a spot instance: cheaper, and EC2 may take it away", False)
     simulated: bool = option(
         "give the machine simulated GPUs (embedded cloud): a rehearsal, whose verdict does not count", False
@@ -43,6 +46,12 @@ class AmiVerify(ExistingImageOptions, MachineOptions):
 
     def run(self) -> None:
         self._check_cluster_options()
+        # Before anything is looked up or started, as its verdict would never satisfy the channel.
+        if self.simulated and self.for_:
+            raise UsageError(
+                f"--simulated is a rehearsal, and channel {self.for_} requires a verdict that counts",
+                hint="leave one of the two out",
+            )
         if self.cluster:
             self._run_in_cluster()
             return
@@ -54,12 +63,6 @@ class AmiVerify(ExistingImageOptions, MachineOptions):
         from gpukiln.release.needs import require_verified
         from gpukiln.release.verify import verifications, verify
 
-        # Before anything is looked up or started, as its verdict would never satisfy the channel.
-        if self.simulated and self.for_:
-            raise UsageError(
-                f"--simulated is a rehearsal, and channel {self.for_} requires a verdict that counts",
-                hint="leave one of the two out",
-            )
         rules = load_channel(self.for_) if self.for_ else None
         account = self.pick("cloud", "region", "profile", "subnet_id", "ssh_cidr")
         image = find(self.build, Builds(), **account)
@@ -76,23 +79,18 @@ class AmiVerify(ExistingImageOptions, MachineOptions):
             require_verified(self.for_, rules, image.verification(rules), has_gpus=image.cloud.has_gpus)
 
     def _check_cluster_options(self) -> None:
-        """Refuse options that would have no effect: without --cluster its own, with it those of a channel."""
-        own = ("kubeconfig", "eks_cluster", "node_profile", "user_data", "pod_image")
-        without_effect = ("for_", "sign_key") if self.cluster else own
-        for name in without_effect:
-            if getattr(self, name):
-                option_name = "--" + name.rstrip("_").replace("_", "-")
-                raise UsageError(
-                    f"{option_name} has no effect {'with' if self.cluster else 'without'} --cluster",
-                    hint=f"leave {option_name} out" if self.cluster else "--cluster CONTEXT",
-                )
+        """Refuse options of --cluster without it, where they would have no effect."""
+        for name in ("kubeconfig", "eks_cluster", "node_profile", "user_data", "pod_image"):
+            if getattr(self, name) and not self.cluster:
+                option_name = "--" + name.replace("_", "-")
+                raise UsageError(f"{option_name} has no effect without --cluster", hint="--cluster CONTEXT")
 
     def _run_in_cluster(self) -> None:
+        from gpukiln.attest.signing import signer_of
         from gpukiln.clouds.embedded.cluster.control_plane import NAME as CLUSTER
         from gpukiln.clouds.embedded.layout import Layout
-        from gpukiln.images import orphans
         from gpukiln.images.builds import Builds
-        from gpukiln.images.subject import check_machines
+        from gpukiln.images.channels import load_channel
         from gpukiln.kubernetes import rehearsal
         from gpukiln.kubernetes.canary import CanaryOptions, verify_in_cluster
         from gpukiln.kubernetes.cluster import Cluster
@@ -100,9 +98,11 @@ class AmiVerify(ExistingImageOptions, MachineOptions):
         from gpukiln.kubernetes.verify import pushed_image
         from gpukiln.pipeline.steps import require_passed
         from gpukiln.release.find import find
+        from gpukiln.release.verify import verifications
         from gpukiln.state import state_home
         from gpukiln.verify import report
 
+        rules = load_channel(self.for_) if self.for_ else None
         account = self.pick("cloud", "region", "profile", "subnet_id", "ssh_cidr")
         image, wait_s = find(self.build, Builds(), **account), MINUTE_S * self.wait_minutes
         kubeconfig, user_data, pod_image = self.kubeconfig, self.user_data, self.pod_image
@@ -110,22 +110,37 @@ class AmiVerify(ExistingImageOptions, MachineOptions):
             local = rehearsal.running(Layout())
             kubeconfig = str(local.kubeconfig)
             user_data, pod_image = user_data or str(local.user_data), pod_image or local.pod_image
-        options = CanaryOptions(
-            GpuTestOptions(pod_image or pushed_image(say), wait_s=wait_s),
-            instance_types=check_machines(image.subject(), words(self.instance_types)),
-            user_data=Path(user_data).expanduser() if user_data else None,
-            ready_s=wait_s,
-            **self.pick("eks_cluster", "node_profile", "spot", "simulated"),
+        signer, cluster = signer_of(self.sign_key, image.cloud), Cluster(self.cluster, kubeconfig)
+        kubernetes = "{}.{}".format(*cluster.version())
+        machines = verifications(
+            image,
+            rules,
+            self.for_,
+            words(self.instance_types),
+            signer,
+            simulated=self.simulated,
+            say=say,
+            kubernetes=kubernetes,
         )
-        cluster = Cluster(self.cluster, kubeconfig)
-        orphans.clean_up_killed_builds(image.cloud, Builds(), say)
-        verdict, machine, folder = verify_in_cluster(
-            image.subject(), image.cloud, image.build, cluster, options, state_home()
-        )
-        self.show(
-            report.ending(verdict),
-            f"verified as a node of {cluster.context} on {machine.instance_type} in {machine.zone}",
-            f"report: {folder / 'report.html'}",
-        )
-        self.report(None, schema="ami.verify/1", verdicts=[verdict])
-        require_passed(verdict, self.build)
+        pod_image = pod_image or (pushed_image(say) if machines else "")
+        verdicts = []
+        for types in machines:
+            options = CanaryOptions(
+                GpuTestOptions(pod_image, wait_s=wait_s),
+                instance_types=types,
+                user_data=Path(user_data).expanduser() if user_data else None,
+                ready_s=wait_s,
+                **self.pick("eks_cluster", "node_profile", "spot", "simulated"),
+            )
+            verdict, machine, folder = verify_in_cluster(
+                image.subject(), image.cloud, image.build, cluster, options, state_home(), signer=signer
+            )
+            self.show(
+                report.ending(verdict),
+                f"verified as a node of {cluster.context} on {machine.instance_type} in {machine.zone}",
+                f"report: {folder / 'report.html'}",
+            )
+            verdicts.append(verdict)
+        self.report(None, schema="ami.verify/1", verdicts=verdicts)
+        for verdict in verdicts:
+            require_passed(verdict, self.build)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,7 @@ from gpukiln.verify.checks import LAYERS
 FILE = "ami/channels.yaml"
 # in `gpus` of a channel: the GPUs of the image's own instance types
 DECLARED = "declared"
+CLUSTER = "cluster"  # the layer that `ami.verify --cluster` runs
 EXAMPLE_KEY = "ami/keys/release.pub"
 
 
@@ -36,6 +38,7 @@ class Channel:
     deprecate_after_days: int
     regions: tuple[str, ...]
     trust: tuple[str | OidcIdentity, ...] = ()
+    kubernetes: tuple[str, ...] = ()
 
 
 def load_channels(root: Path = ROOT) -> dict[str, Channel]:
@@ -77,6 +80,7 @@ def _read(root: Path) -> dict[str, Channel]:
             # Typos are errors here: a channel that requires an unknown layer would require nothing.
             if layer not in LAYERS:
                 raise unknown(f"layer of channel {name}", layer, LAYERS)
+        _check_cluster(f"{where}: {name}", channel)
         for word in channel.gpus:
             if word not in (DECLARED, *gpus(), *architectures()):
                 raise unknown(f"GPU of channel {name}", word, [DECLARED, *gpus(), *architectures()])
@@ -87,6 +91,21 @@ def _read(root: Path) -> dict[str, Channel]:
             raise UsageError(f"{where}: {name}: keep is at least 1, deprecate_after_days at least 0")
         _check_trust(f"{where}: {name}", channel, root)
     return channels
+
+
+def _check_cluster(where: str, channel: Channel) -> None:
+    """Check what a channel requires of an image as a node."""
+    if channel.kubernetes and CLUSTER not in channel.layers:
+        raise UsageError(
+            f"{where}: kubernetes is for the layer {CLUSTER}, which layers does not have",
+            hint=f"add {CLUSTER} to layers, or leave kubernetes out",
+        )
+    for version in channel.kubernetes:
+        # As the version of a cluster is written, so that a typo does not require what no cluster has.
+        if not re.fullmatch(r"1\.\d{2}", version):
+            raise UsageError(
+                f"{where}: kubernetes: {version!r}", hint='wanted: a minor version such as "1.34"'
+            )
 
 
 def _check_trust(where: str, channel: Channel, root: Path) -> None:

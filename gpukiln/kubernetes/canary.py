@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from email.message import Message
 from email.mime.text import MIMEText
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from gpukiln.catalog.bases import base as find_base
@@ -43,12 +43,17 @@ from gpukiln.kubernetes.nodes import userdata
 from gpukiln.kubernetes.nodes.group import TAINT, NodeGroup
 from gpukiln.kubernetes.nodes.terraform import node_labels
 from gpukiln.parsing import read_text
+from gpukiln.pipeline.verdict_signing import sign_verdict
+from gpukiln.pipeline.verdict_tags import require_tag_space, write_cluster_verdict_tag
 from gpukiln.pipeline.verify import verification_run
 from gpukiln.progress import Progress
 from gpukiln.verify.report import LiveReport
 from gpukiln.verify.suite import run_suite
 from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import Verdict
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import Signer
 
 LABEL = "gpukiln.io/canary"  # of the Node, and the key of its taint
 LABELS_WORD, TAINTS_WORD = "GPUKILN_NODE_LABELS", "GPUKILN_NODE_TAINTS"  # in the user's own user data
@@ -110,23 +115,34 @@ def verify_in_cluster(
     cluster: Cluster,
     options: CanaryOptions,
     home: Path,
+    *,
+    signer: Signer | None = None,
 ) -> tuple[Verdict, LaunchedMachine, Path]:
-    """Verify an image as a node of a cluster, and keep the verdict in the record of its build.
+    """Verify an image as a node of a cluster, and tag it with the verdict.
 
     Args:
-        build: Its build; None: only the report has the verdict.
+        build: Its build, whose record gets the verdict; None: only tags and report have it.
         home: The state folder.
+        signer: The key to sign the verdict with; None: it is not signed.
 
     Returns:
         The verdict, its machine, and the folder of its report.
 
     Raises:
+        RefusedError: The image has too many tags.
         GpukilnError: The image could not be verified, see `verify_node`.
     """
+    types = options.instance_types or subject.instance_types[:1]
+    if not options.simulated:
+        # Before a machine is started, whose verdict could not be written.
+        require_tag_space(cloud, subject.image_id, types, "{}.{}".format(*cluster.version()))
     with verification_run(subject, cloud, build, home, in_cluster=True) as run:
         verdict, machine = verify_node(run.subject, cloud, cluster, options, run.folder, run.progress)
         if build and run.record:
             build.write(replace(run.record, cluster_verdicts=(*run.record.cluster_verdicts, verdict)))
+        # After the record: if it fails, the record still has the verdict.
+        write_cluster_verdict_tag(cloud, run.subject, verdict)
+        sign_verdict(cloud, run.subject, verdict, run.folder, signer, build, in_cluster=True)
     return verdict, machine, run.folder
 
 

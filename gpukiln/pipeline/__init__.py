@@ -4,6 +4,6 @@ It takes a `Plan` and returns a `Build` with its `Record`, whose `Verdict` a rel
 channel.
 
 - `steps`: bake, verify and attest, with a record of each; `verify`: verifies an image that exists already.
-- `verdict_tags`: the tags of an AMI that hold its verdicts, one for each instance type; `verdict_signing`:
-  the verdict as a signed statement.
+- `verdict_tags`: the tags of an AMI that hold its verdicts, one for each instance type, and as a node for
+  each version of Kubernetes, too; `verdict_signing`: the verdict as a signed statement.
 """

@@ -1,4 +1,4 @@
-"""Signs a verdict and stores the statement in the image's region."""
+"""Signs a verdict on a machine or on a node, and stores the statement in the image's region."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 from gpukiln.attest import statements
 from gpukiln.attest.attestation import SBOM, STATEMENT
-from gpukiln.attest.statements import VERDICT, ImagePurpose, VerdictClaim
+from gpukiln.attest.statements import (
+    CLUSTER_VERDICT,
+    VERDICT,
+    ClusterVerdictClaim,
+    ImagePurpose,
+    VerdictClaim,
+)
 from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.tags import KUBERNETES_TAG
@@ -17,7 +23,7 @@ from gpukiln.files import write_atomic
 from gpukiln.images.builds import Build
 from gpukiln.images.subject import Subject
 from gpukiln.instances.tags import tags_of
-from gpukiln.pipeline.verdict_tags import summarize_verdict
+from gpukiln.pipeline.verdict_tags import cluster_key, summarize_verdict
 from gpukiln.verify.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -33,6 +39,8 @@ def sign_verdict(
     report: Path,
     signer: Signer | None,
     build: Build | None = None,
+    *,
+    in_cluster: bool = False,
 ) -> None:
     """Sign a verdict on an image. A verdict on simulated GPUs is kept only in its report.
 
@@ -41,6 +49,7 @@ def sign_verdict(
         report: The folder of the verdict's report, which gets a copy of the envelope.
         signer: The key; None: the verdict is not signed.
         build: The image's build, where this computer has it.
+        in_cluster: Whether the verdict is on the image as a node of a cluster.
 
     Raises:
         UnavailableError: The image is gone, or the cloud refused.
@@ -56,6 +65,9 @@ def sign_verdict(
             # An image that another computer built has the version in its tags only.
             kubernetes = build.read().plan.kubernetes if build else tags_of(images[0]).get(KUBERNETES_TAG, "")
             claim = _claim(subject, verdict, kubernetes, build)
+            if in_cluster:
+                _, version = cluster_key(verdict)
+                claim = ClusterVerdictClaim(**vars(claim), cluster_kubernetes=version)
             envelope = statements.sign_statement(
                 statements.location_of(images[0], cloud.region), claim, signer
             )
@@ -63,11 +75,13 @@ def sign_verdict(
             write_atomic(report / ENVELOPE, envelope + "\n")
             # A statement in SSM would count for a release.
             if not verdict.simulated:
-                ssm = cloud.client("ssm")
-                statements.store_statement(ssm, subject.image_id, VERDICT, verdict.instance_type, envelope)
+                ssm, kind = cloud.client("ssm"), CLUSTER_VERDICT if in_cluster else VERDICT
+                statements.store_statement(ssm, subject.image_id, kind, claim.name, envelope)
     except UnavailableError as error:
+        cluster = " --cluster CONTEXT" if in_cluster else ""
         error.add_note(
-            f"`invoke ami.verify {subject.build_id} --sign-key KEY` verifies the image again and signs"
+            f"`invoke ami.verify {subject.build_id}{cluster} --sign-key KEY` verifies the image again "
+            "and signs"
         )
         raise
 

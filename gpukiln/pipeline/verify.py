@@ -19,7 +19,7 @@ from gpukiln.instances.launch import LaunchedMachine
 from gpukiln.locks import locked
 from gpukiln.pipeline import steps
 from gpukiln.pipeline.verdict_signing import sign_verdict
-from gpukiln.pipeline.verdict_tags import write_verdict_tags
+from gpukiln.pipeline.verdict_tags import require_tag_space, write_verdict_tags
 from gpukiln.progress import Progress
 from gpukiln.verify.verdict import Verdict
 
@@ -68,8 +68,12 @@ def verify_again(
         The verdict, its machine, and the folder of its report.
 
     Raises:
+        RefusedError: The image has too many tags.
         GpukilnError: The image could not be verified.
     """
+    if not simulated:
+        # Before a machine is started, whose verdict could not be written.
+        require_tag_space(cloud, subject.image_id, instance_types or subject.instance_types[:1])
     with verification_run(subject, cloud, build, home) as run:
         verdict, machine = steps.verify_image(
             run.subject,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpukiln.catalog.gpus import gpu, gpus
@@ -11,7 +11,7 @@ from gpukiln.catalog.instance_types import instance_type, instance_types
 from gpukiln.clouds.tags import SBOM_TAG, STATEMENT_TAG
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.findings import Finding
-from gpukiln.images.channels import DECLARED, Channel
+from gpukiln.images.channels import CLUSTER, DECLARED, Channel
 from gpukiln.images.keys import describe_trust
 from gpukiln.pipeline.verdict_tags import DIGEST_CHARS, VerdictSummary
 from gpukiln.release.verification import ImageVerification
@@ -19,6 +19,7 @@ from gpukiln.verify.digest import suite_digest
 
 NO_MACHINE = "no machine of this cloud has a GPU"
 NO_GPU = "no GPU"  # the reason of a check that does not run on such a machine
+POD = "pod"  # the profile of a verdict on a node
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ def evaluate(channel: Channel, verification: ImageVerification, *, has_gpus: boo
     Returns:
         not-passed for each type on which it failed; not-shown for each missing verification, whose evidence
         `reverify` is true where another verification would provide it, and false where the cause of a check
-        that did not run has to be fixed first; attestation; and excused, which is no error, with the reason.
+        that did not run has to be fixed first; not-in-cluster; attestation; and excused, which is no error,
+        with the reason.
     """
     # a verdict of another profile ran other checks
     right = {
@@ -103,8 +105,79 @@ def evaluate(channel: Channel, verification: ImageVerification, *, has_gpus: boo
         findings += min(
             lacking, key=lambda some: sum(finding.id != "excused" for finding in some), default=nothing
         )
+    if CLUSTER in channel.layers:
+        findings += _cluster_findings(channel, verification, has_gpus=has_gpus, excuses=excuses)
     problems = _attestation(channel, verification)
     return findings + [Finding("attestation", "error", text, verification.image_id) for text in problems]
+
+
+def _cluster_findings(
+    channel: Channel, verification: ImageVerification, *, has_gpus: bool, excuses: tuple[str, ...]
+) -> Iterator[Finding]:
+    """What a channel requires of the image as a node of a cluster.
+
+    Returns:
+        not-in-cluster for each verdict that failed, or that a GPU lacks in a version of Kubernetes. The
+        evidence has that version (empty: any will do), and the instance types to try (empty: see `gpus`).
+    """
+    if not has_gpus and NO_GPU in excuses:
+        yield Finding("excused", "info", NO_MACHINE, "a node of a cluster")
+        return
+    nodes = {
+        (machine, version): verdict
+        for (machine, version), verdict in verification.cluster_verdicts.items()
+        if verdict.profile == POD and (not channel.kubernetes or version in channel.kubernetes)
+    }
+    for (machine, version), verdict in nodes.items():
+        # As for machines: it is not fit for that type, whatever its verdicts on others are.
+        if not verdict.passed:
+            yield _not_in_cluster("its verdict as a node is not `passed`", machine, version, types=[machine])
+    today = suite_digest()[:DIGEST_CHARS]
+    for need in machine_needs(channel, verification):
+        for required in channel.kubernetes or ("",):
+            suites = {
+                verdict.suite
+                for (machine, version), verdict in nodes.items()
+                if need.met_by(machine) and required in ("", version)
+            }
+            if today in suites or (suites and channel.suite == "any"):
+                continue
+            message = "it was not verified as a node"
+            if suites:
+                message += f" by the current suite {today}, only by {', '.join(sorted(suites))}"
+            yield _not_in_cluster(message, need.title, required, gpus=sorted(need.gpus))
+
+
+def _not_in_cluster(
+    message: str, machine: str, kubernetes: str, *, types: Sequence[str] = (), gpus: Sequence[str] = ()
+) -> Finding:
+    in_version = f" in Kubernetes {kubernetes}" if kubernetes else ""
+    evidence = {"types": list(types), "gpus": list(gpus), "kubernetes": kubernetes}
+    return Finding("not-in-cluster", "error", message, f"{machine}{in_version}", evidence)
+
+
+def cluster_machines_to_try(
+    channel_name: str,
+    channel: Channel,
+    verification: ImageVerification,
+    given: list[str],
+    kubernetes: str,
+    *,
+    has_gpus: bool,
+) -> list[tuple[str, ...]]:
+    """As `machines_to_try`, for the verdicts that a channel requires of the image as a node.
+
+    Args:
+        kubernetes: Minor version of the cluster: what is required in another version is left out.
+    """
+    tries = []
+    for finding in evaluate(channel, verification, has_gpus=has_gpus):
+        if finding.id == "not-in-cluster" and finding.evidence["kubernetes"] in ("", kubernetes):
+            need = MachineNeed(finding.object, frozenset(finding.evidence["gpus"]))
+            tries.append(
+                tuple(finding.evidence["types"]) or _types_to_try(channel_name, need, verification, given)
+            )
+    return list(dict.fromkeys(tries))
 
 
 def _not_shown_finding(need: MachineNeed, message: str, *, reverify: bool = False) -> Finding:
@@ -217,6 +290,14 @@ def require_verified(
             hint=f"`invoke ami.verify {which} --for {name}{sign}` verifies it there; where checks did not "
             "run for another reason, fix that first",
         )
+    if missing := findings["not-in-cluster"]:
+        raise RefusedError(
+            f"{refused}: as a node of a cluster its requirements were not verified on "
+            + ", ".join(dict.fromkeys(finding.object for finding in missing)),
+            details=(*(f"{finding.object}: {finding.message}" for finding in missing), *unsigned),
+            hint=f"`invoke ami.verify {which} --cluster CONTEXT --for {name}{sign}` verifies it in the "
+            "version of that cluster; where it failed, fix the cause first",
+        )
     if messages := [finding.message for finding in findings["attestation"]]:
         raise RefusedError(
             f"{refused}: {messages[0]}",
@@ -262,13 +343,20 @@ def machines_to_try(
         finding for finding in findings if finding.id == "not-shown" and finding.evidence["reverify"]
     ]
     for title, keys in {finding.object: finding.evidence["gpus"] for finding in unverified}.items():
-        types = types_for(MachineNeed(title, frozenset(keys)), verification, given)
-        if not types:
-            raise UsageError(
-                f"channel {channel_name} requires {title}, and no named type is one",
-                hint="name one with --instance-types",
-            )
-        tries.append(tuple(types))
+        need = MachineNeed(title, frozenset(keys))
+        tries.append(_types_to_try(channel_name, need, verification, given))
     # A failure may have been the machine's fault, so another machine of the type is tried.
     tries += [(finding.object,) for finding in findings if finding.id == "not-passed"]
     return list(dict.fromkeys(tries))
+
+
+def _types_to_try(
+    channel_name: str, need: MachineNeed, verification: ImageVerification, given: list[str]
+) -> tuple[str, ...]:
+    types = types_for(need, verification, given)
+    if not types:
+        raise UsageError(
+            f"channel {channel_name} requires {need.title}, and no named type is one",
+            hint="name one with --instance-types",
+        )
+    return tuple(types)

@@ -17,7 +17,7 @@ from gpukiln.clouds.base import Cloud
 from gpukiln.clouds.tags import NOT_RUN_TAG
 from gpukiln.errors import RefusedError, UnavailableError
 from gpukiln.images import pointer as pointers
-from gpukiln.images.channels import Channel
+from gpukiln.images.channels import CLUSTER, Channel
 from gpukiln.images.pointer import Pointer
 from gpukiln.instances.tags import tags_of
 from gpukiln.progress import Progress
@@ -304,6 +304,23 @@ def _counting_types(spec: ReleaseSpec, vouched: TrustedStatements) -> tuple[str,
     )
 
 
+def _counting_nodes(
+    spec: ReleaseSpec, vouched: TrustedStatements, verified: statements.AmiLocation
+) -> tuple[str, ...]:
+    """The names of the signed verdicts on nodes that count for the channel."""
+    if CLUSTER not in spec.channel.layers:
+        return ()
+    suite, versions = suite_digest() if spec.channel.suite == "current" else "", spec.channel.kubernetes
+    return tuple(
+        name
+        for name, statement in vouched.cluster_verdicts.items()
+        if statement.location == verified
+        and (not versions or statement.claim.cluster_kubernetes in versions)
+        and statement.claim.outcome == "passed"
+        and suite in ("", statement.claim.suite)
+    )
+
+
 def _sign(site: Site, spec: ReleaseSpec, image: Mapping[str, Any]) -> None:
     """Sign the release of an image to the channel, and store it with the verdicts; then read both back."""
     vouched, signer = spec.verification.vouched, spec.signer
@@ -319,14 +336,15 @@ def _sign(site: Site, spec: ReleaseSpec, image: Mapping[str, Any]) -> None:
         source=verified,
         suite=suite_digest() if spec.channel.suite == "current" else "",
         instance_types=tuple(name for name in counted if vouched.verified[name] == verified),
+        nodes=_counting_nodes(spec, vouched, verified),
         released_at=statements.utc_now(),
     )
     there, keys = trust.channel_statements(site.cloud, image, spec.channel.trust, site.ssm)
     sign_release(site, spec.pointer, claim, there, keys, signer)
     # A copy has an id of its own, so its verdicts are stored under that id too.
-    for name, envelope in vouched.envelopes.items():
-        if there.envelopes.get(name) != envelope:
+    for (kind, name), envelope in vouched.envelopes.items():
+        if there.envelopes.get((kind, name)) != envelope:
             site.check_interrupted()
-            statements.store_statement(site.ssm, there.location.image_id, statements.VERDICT, name, envelope)
+            statements.store_statement(site.ssm, there.location.image_id, kind, name, envelope)
     # Read back before the pointer moves: a statement that can't be verified must not be pointed at.
     trust.require_released(site.cloud, image, spec.pointer, site.ssm, pointed=False)

@@ -13,6 +13,8 @@ from gpukiln.images.builds import Record
 from gpukiln.images.subject import subject_from_tags
 from gpukiln.pipeline.verdict_tags import (
     VerdictSummary,
+    cluster_key,
+    cluster_summaries_from_tags,
     summaries_from_tags,
     summarize_claim,
     summarize_verdict,
@@ -32,6 +34,7 @@ class ImageVerification:
         profile: The profile that it has to be verified by.
         required_layers: The image's own required layers.
         verdicts: The newest verdict of each instance type.
+        cluster_verdicts: The newest verdict on it as a node, by instance type and Kubernetes version.
         attested: Digests of SBOM and provenance, and the key that signed it, by the image's tags.
         findings: Failed checks of SBOM and provenance; None: they are not on this machine.
         simulated: The instance types on whose simulated GPUs it was verified, which does not count. Its tags
@@ -54,6 +57,7 @@ class ImageVerification:
     simulated: tuple[str, ...] = ()
     named: str = ""
     vouched: TrustedStatements | None = None
+    cluster_verdicts: Mapping[tuple[str, str], VerdictSummary] = field(default_factory=dict)
 
     @property
     def about(self) -> ImagePurpose:
@@ -91,6 +95,12 @@ def verification_from_record(record: Record) -> ImageVerification:
         profile=plan.profile,
         required_layers=plan.required_layers,
         verdicts={name: summarize_verdict(verdict) for name, verdict in record.newest_verdicts.items()},
+        # The newest of each, because the record has the oldest first.
+        cluster_verdicts={
+            cluster_key(verdict): summarize_verdict(verdict)
+            for verdict in record.cluster_verdicts
+            if not verdict.simulated
+        },
         simulated=record.simulated,
         named=record.build_id,
     )
@@ -121,6 +131,7 @@ def verification_from_tags(image_id: str, region: str, tags: Mapping[str, str]) 
         profile=subject.profile,
         required_layers=load_image(subject.recipe).required_layers,
         verdicts=summaries_from_tags(image_id, tags),
+        cluster_verdicts=cluster_summaries_from_tags(image_id, tags),
         attested={name: tags[name] for name in ATTESTED_TAGS if tags.get(name)},
     )
 
@@ -139,6 +150,10 @@ def with_tag_verdicts(verification: ImageVerification, tags: Mapping[str, str]) 
     return replace(
         verification,
         verdicts={**summaries_from_tags(verification.image_id, tags), **verification.verdicts},
+        cluster_verdicts={
+            **cluster_summaries_from_tags(verification.image_id, tags),
+            **verification.cluster_verdicts,
+        },
         attested={name: tags[name] for name in ATTESTED_TAGS if tags.get(name)},
     )
 
@@ -155,7 +170,8 @@ def with_signed_verdicts(
     Raises:
         RefusedError: The tags or the record describe the image otherwise than the signed statements.
     """
-    for name, claim in vouched.verdicts.items():
+    nodes = {name: statement.claim for name, statement in vouched.cluster_verdicts.items()}
+    for name, claim in [*vouched.verdicts.items(), *nodes.items()]:
         if claim.image != verification.about:
             raise RefusedError(
                 f"{verification.image_id} is described otherwise than in the signed verdict on {name}",
@@ -166,13 +182,26 @@ def with_signed_verdicts(
                 hint="find out who changed the tags of the image or the record; `invoke ami.verify "
                 f"{verification.named or verification.image_id} --sign-key KEY` signs the current one",
             )
-    known = {verdict.digest: summarize_verdict(verdict) for verdict in record.verdicts} if record else {}
+    recorded = (*record.verdicts, *record.cluster_verdicts) if record else ()
+    known = {verdict.digest: summarize_verdict(verdict) for verdict in recorded}
     trusted = {
         name: known.get(claim.verdict, summarize_claim(claim)) for name, claim in vouched.verdicts.items()
     }
+    trusted_nodes = {
+        (claim.instance_type, claim.cluster_kubernetes): known.get(claim.verdict, summarize_claim(claim))
+        for claim in nodes.values()
+    }
     # Unsigned verdicts of tags and record count only where they failed: anybody could have written a pass.
     failed = {name: verdict for name, verdict in verification.verdicts.items() if not verdict.passed}
-    return replace(verification, verdicts={**failed, **trusted}, vouched=vouched)
+    failed_nodes = {
+        key: verdict for key, verdict in verification.cluster_verdicts.items() if not verdict.passed
+    }
+    return replace(
+        verification,
+        verdicts={**failed, **trusted},
+        cluster_verdicts={**failed_nodes, **trusted_nodes},
+        vouched=vouched,
+    )
 
 
 def require_same_verdict(verification: ImageVerification, tags: Mapping[str, str]) -> None:
@@ -185,13 +214,17 @@ def require_same_verdict(verification: ImageVerification, tags: Mapping[str, str
     Raises:
         RefusedError: They differ.
     """
-    for verdict in verification.verdicts.values():
-        name, value = verdict.tag
+    on_machines = [(verdict.instance_type, verdict.tag, "") for verdict in verification.verdicts.values()]
+    on_nodes = [
+        (machine, verdict.cluster_tag(version), " --cluster CONTEXT")
+        for (machine, version), verdict in verification.cluster_verdicts.items()
+    ]
+    for machine, (name, value), cluster in on_machines + on_nodes:
         if tags.get(name) != value:
             raise RefusedError(
                 f"the tags of {verification.image_id} have another verdict than the record of"
                 f" {verification.build}",
                 details=(f"record: {value}", f"tag {name}: {tags.get(name, 'none')}"),
-                hint=f"`invoke ami.verify {verification.build} --instance-types {verdict.instance_type}` "
+                hint=f"`invoke ami.verify {verification.build}{cluster} --instance-types {machine}` "
                 "verifies it again and writes both",
             )

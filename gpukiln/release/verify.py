@@ -14,7 +14,7 @@ from gpukiln.images.subject import check_machines
 from gpukiln.instances.access import access_line
 from gpukiln.pipeline.verify import verify_again
 from gpukiln.release.find import LocatedImage
-from gpukiln.release.needs import machines_to_try
+from gpukiln.release.needs import cluster_machines_to_try, machines_to_try
 from gpukiln.state import state_home
 from gpukiln.verify import report
 from gpukiln.verify.verdict import Verdict
@@ -34,6 +34,7 @@ def verifications(
     *,
     simulated: bool,
     say: Callable[[str], None],
+    kubernetes: str = "",
 ) -> list[tuple[str, ...]]:
     """The instance types of each verification; none where a channel requires no other verdict.
 
@@ -41,6 +42,7 @@ def verifications(
 
     Args:
         rules: Those of the channel; None: no channel was named.
+        kubernetes: Minor version of the cluster as whose node the image is verified; empty: as a machine.
 
     Raises:
         UsageError: The image does not run on a named type, or the cloud has no simulated GPUs.
@@ -56,18 +58,27 @@ def verifications(
     machines = [named]
     if rules:
         verification, has_gpus = image.verification(rules), image.cloud.has_gpus
-        missing = machines_to_try(channel, rules, verification, list(named), has_gpus=has_gpus)
+        missing = (
+            cluster_machines_to_try(channel, rules, verification, list(named), kubernetes, has_gpus=has_gpus)
+            if kubernetes
+            else machines_to_try(channel, rules, verification, list(named), has_gpus=has_gpus)
+        )
         # Several requirements of a channel may be satisfied by the same machine, which is started once.
         machines = list(dict.fromkeys(check_machines(subject, types) for types in missing))
         if not machines:
-            say(f"channel {channel} requires no other verdict on {subject.image_id}: nothing to verify")
+            where = f" as a node in Kubernetes {kubernetes}" if kubernetes else ""
+            say(
+                f"channel {channel} requires no other verdict on {subject.image_id}{where}: nothing to verify"
+            )
             return []
         # Before a machine is started, whose verdict the channel would not accept without a signature.
         require_signer(channel, rules, signer, image.cloud)
     # A machine that a killed command left may hold the quota for the one that is started now.
     orphans.clean_up_killed_builds(image.cloud, Builds(), say)
-    # Raises where this computer's public address can't be detected, before a machine is started.
-    say(access_line(image.cloud))
+    # Raises where this computer's public address can't be detected, before a machine is started. A node is
+    # verified through the cluster's API, and nobody logs in to it.
+    if not kubernetes:
+        say(access_line(image.cloud))
     return machines
 
 

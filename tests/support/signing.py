@@ -66,12 +66,13 @@ def trusting(monkeypatch, *keys, **more):
     monkeypatch.setattr(channels, "read_yaml", read)
 
 
-def sign(image_id, key, folder, *, judged=None, region="us-west-2", build=None):
-    """Sign a verdict on an image, as the proof does after a machine was booted from it."""
+def sign(image_id, key, folder, *, judged=None, region="us-west-2", build=None, in_cluster=False):
+    """Sign a verdict on an image, as `ami.verify` does after a machine was booted from it."""
     cloud = Cloud(region)
     [image] = cloud.client("ec2").describe_images(ImageIds=[image_id])["Images"]
     subject = subject_from_tags(image_id, tags_of(image))
-    sign_verdict(cloud, subject, judged or verdict(), folder, signer_of(str(key), cloud), build)
+    signer = signer_of(str(key), cloud)
+    sign_verdict(cloud, subject, judged or verdict(), folder, signer, build, in_cluster=in_cluster)
 
 
 def signed_wish(image_id, build, channel="candidate", *, key, regions=REGIONS, **more):

@@ -141,6 +141,18 @@ def test_without_sbom_the_verdict_stays_and_the_way_to_write_it_is_said(judge):
     assert build.read().verdict.counts["passed"] == 1
 
 
+def test_an_image_without_space_for_the_tag_is_refused(judge):
+    judge.tags.update({f"team-{number}": "" for number in range(46)}, **{"aws:source": ""})
+    judge.tags["gpukiln:verdict:g5.xlarge"] = (
+        "passed profile=image at=1 suite=a digest=b gpu=yes not_run=none"
+    )
+    code, shown, build = judge(GOOD, build="last", instance_types="g4dn.xlarge")
+    assert (code, f"{BAKE.image_id} has 47 tags, and the verdict is one more" in shown) == (6, True), shown
+    assert len(build.read().verdicts) == 1
+    # The verdict of a type that has one is replaced.
+    assert judge(GOOD, build="last", instance_types="g5.xlarge")[0] == 0
+
+
 def test_each_type_keeps_its_verdict_and_each_verdict_its_report(judge):
     assert judge(GOOD, build="last", instance_types="g5.xlarge")[0] == 0
     assert judge(GOOD, BAD, build="last", instance_types="g4dn.xlarge")[0] == 1
@@ -300,6 +312,11 @@ def test_a_rehearsal_on_simulated_gpus_is_kept_and_proves_nothing(judge):
     ("options", "cloud", "said"),
     [
         ({"for_": "candidate"}, "embedded", "is a rehearsal, and channel candidate requires a verdict"),
+        (
+            {"for_": "candidate", "cluster": "prod"},
+            "embedded",
+            "is a rehearsal, and channel candidate requires a verdict",
+        ),
         ({}, "aws", "the cloud aws has no simulated GPUs"),
     ],
 )
@@ -312,8 +329,6 @@ def test_a_rehearsal_is_refused_where_it_makes_no_sense(judge, options, cloud, s
 @pytest.mark.parametrize(
     ("options", "refusal"),
     [
-        ({"cluster": "prod", "for_": "stable"}, "--for has no effect with --cluster"),
-        ({"cluster": "prod", "sign_key": "key.pem"}, "--sign-key has no effect with --cluster"),
         ({"node_profile": "eks-node"}, "--node-profile has no effect without --cluster"),
         ({"user_data": "join.sh"}, "--user-data has no effect without --cluster"),
     ],

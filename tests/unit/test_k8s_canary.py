@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from gpukiln.attest.statements import trusted_statements
+from gpukiln.attest.trust import keys_of
 from gpukiln.clouds import select
 from gpukiln.clouds.tags import CANARY_TAG, CLUSTER_TAG
 from gpukiln.commands.ami_verify import AmiVerify
@@ -15,12 +17,14 @@ from gpukiln.errors import BusyError, IncompatibleError, RefusedError, Unavailab
 from gpukiln.images.subject import Subject
 from gpukiln.instances import access
 from gpukiln.instances.orphans import sweep
+from gpukiln.instances.tags import tag_list
 from gpukiln.kubernetes import canary, cluster_verification
 from gpukiln.kubernetes.canary import LABEL, CanaryOptions, remove_orphaned_nodes, verify_node
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.cluster_verification import GpuTestOptions
 from gpukiln.kubernetes.rbac import COMMAND_RULES
 from gpukiln.pipeline import verify as pipeline_verify
+from gpukiln.pipeline.verdict_tags import summarize_verdict, verdict_tags, write_cluster_verdict_tag
 from gpukiln.progress import Progress
 from gpukiln.verify.verdict import Verdict
 from tests.support import kill_points
@@ -29,6 +33,7 @@ from tests.support.eks import make_cluster
 from tests.support.endpoint import serve
 from tests.support.exit_codes import code_of
 from tests.support.host_evaluate import evaluate_check
+from tests.support.signing import key_pair, public_part, trusting
 from tests.support.verification_pods import Container
 
 IMAGE = "registry.example/runner-gpu@sha256:" + "0" * 64
@@ -493,7 +498,14 @@ def typed(ec2, proven, monkeypatch, capsys):
     build = proven.find("last")
     record = build.read()
     # A base that joins clusters, and real snapshots of an image need not exist to start a machine.
-    build.write(replace(record, plan=replace(record.plan, base=replace(record.plan.base, name="eks-al2023"))))
+    base = replace(record.plan.base, name="eks-al2023")
+    image_id = ec2.client("ec2").register_image(Name=f"gpukiln-{build.id}")["ImageId"]
+    written = replace(
+        record, plan=replace(record.plan, base=base), bake=replace(record.bake, image_id=image_id)
+    )
+    build.write(written)
+    verified = verdict_tags(record.plan.image, map(summarize_verdict, record.newest_verdicts.values()))
+    ec2.client("ec2").create_tags(Resources=[image_id], Tags=tag_list(verified))
     monkeypatch.setenv("GPUKILN_HOME", str(proven.folder.parent))
     monkeypatch.setattr(select, "make_cloud", lambda *_, **__: ec2)
     monkeypatch.setattr(pipeline_verify, "finish", lambda *_: None)
@@ -509,6 +521,11 @@ def typed(ec2, proven, monkeypatch, capsys):
     return run
 
 
+def tags_of_image(ec2, record):
+    [image] = ec2.client("ec2").describe_images(ImageIds=[record.bake.image_id])["Images"]
+    return {tag["Key"]: tag["Value"] for tag in image.get("Tags", [])}
+
+
 def test_the_command_runs_the_suite_and_records_the_verdict(ec2, server, machine, typed):
     machine.gpus = 1  # the plan is for g4dn.xlarge
     code, shown, record = typed()
@@ -520,7 +537,55 @@ def test_the_command_runs_the_suite_and_records_the_verdict(ec2, server, machine
     outcomes = {check.id: check.outcome for check in verdict.checks}
     assert outcomes["cluster.rejoins"] == outcomes["cluster.plugin-returns"] == "passed"
     assert len(record.verdicts) == 1  # those of machines are others
+    value = tags_of_image(ec2, record)["gpukiln:cluster-verdict:g4dn.xlarge:1.34"]
+    assert value.startswith("passed profile=pod")
+    assert f"suite={verdict.suite_version[:16]} digest={verdict.digest[:16]}" in value
     nothing_left(ec2, server)
+
+
+def test_what_a_channel_requires_is_verified_and_signed(ec2, machine, typed, monkeypatch, tmp_path):
+    key, other = key_pair(tmp_path, "sign"), key_pair(tmp_path, "other")
+    required = {"gpus": ["t4"], "layers": ["cluster"], "kubernetes": ["1.33", "1.34"]}
+    trusting(monkeypatch, key, **required)
+    machine.gpus = 1
+    code, shown, record = typed(for_="stable", sign_key=str(other))
+    assert (code, "--sign-key is another key" in shown) == (6, True), shown
+    assert ec2.asked("RunInstances") == []
+    code, shown, record = typed(for_="stable", sign_key=str(key))
+    assert code == 0, shown
+    [verdict] = record.cluster_verdicts
+    image = ec2.client("ec2").describe_images(ImageIds=[record.bake.image_id])["Images"][0]
+    signed = trusted_statements(ec2.client("ssm"), image, ec2.region, keys_of([public_part(key)], ec2))
+    assert signed.refused == ()
+    claim = signed.cluster_verdicts["g4dn.xlarge_1.34"].claim
+    assert (claim.verdict, claim.profile, claim.cluster_kubernetes) == (verdict.digest, "pod", "1.34")
+    assert (claim.suite, claim.outcome, signed.verdicts) == (verdict.suite_version, "passed", {})
+    # What is missing in Kubernetes 1.33 no machine of this cluster can show.
+    code, shown, record = typed(for_="stable", sign_key=str(key))
+    assert (code, "as a node in Kubernetes 1.34: nothing to verify" in shown) == (0, True), shown
+    assert len(record.cluster_verdicts) == 1
+
+
+def test_an_image_without_space_for_the_tag_is_refused_before_a_machine_starts(ec2, machine, typed, proven):
+    machine.gpus = 1
+    record = proven.find("last").read()
+    image_id = record.bake.image_id
+    value = "passed profile=pod at=2026-01-0{} suite=ab digest=cd gpu=no not_run=none"
+    tags = {f"gpukiln:cluster-verdict:g4dn.xlarge:1.3{number}": value.format(9 - number) for number in (1, 2)}
+    others = {f"team-{number}": "" for number in range(45 - len(tags_of_image(ec2, record)))}
+    ec2.client("ec2").create_tags(Resources=[image_id], Tags=tag_list({**tags, **others}))
+    code, shown, _ = typed()
+    assert code == 6, shown
+    assert f"{image_id} has 47 tags, and the verdict is one more" in shown
+    assert f"--resources {image_id} --tags Key=gpukiln:cluster-verdict:g4dn.xlarge:1.32" in shown
+    assert ec2.asked("RunInstances") == []
+
+
+def test_a_verdict_on_simulated_gpus_changes_no_tag(ec2):
+    verdict = Verdict("i-1", "pod", "2026-11-26T10:00:00+00:00", 1.0, (), instance_type="g4dn.xlarge")
+    simulated = replace(verdict, simulated=True, environment={"Kubernetes": "1.34"})
+    write_cluster_verdict_tag(ec2, SUBJECT, simulated)
+    assert ec2.asked("CreateTags") == []
 
 
 def test_a_kubelet_that_never_joins_is_a_failed_verdict(ec2, server, machine, typed):

@@ -10,12 +10,25 @@ from gpukiln.images.channels import load_channel, load_channels
 from gpukiln.pipeline.verdict_tags import (
     DIGEST_CHARS,
     VerdictSummary,
+    cluster_summaries_from_tags,
     summaries_from_tags,
     summarize_verdict,
     verdict_tags,
 )
-from gpukiln.release.needs import MachineNeed, evaluate, machine_needs, require_verified, types_for
-from gpukiln.release.verification import verification_from_tags, with_tag_verdicts
+from gpukiln.release.needs import (
+    MachineNeed,
+    cluster_machines_to_try,
+    evaluate,
+    machine_needs,
+    require_verified,
+    types_for,
+)
+from gpukiln.release.verification import (
+    require_same_verdict,
+    verification_from_record,
+    verification_from_tags,
+    with_tag_verdicts,
+)
 from gpukiln.verify.catalog import load_checks
 from tests.support.release_cloud import HOME, ROOT, tags, verdict
 
@@ -194,3 +207,128 @@ def test_what_one_machine_ran_is_not_counted_as_not_run():
     seeing = verdict(on="g5.xlarge", saw_gpu=True, not_run=[("runtime.cdi", "left out")])
     assert proof(blind, seeing).not_run == "runtime=1"
     assert proof(T4).not_run == "none"
+
+
+IN_CLUSTERS = replace(CANDIDATE, layers=("cluster",), kubernetes=("1.33", "1.34"))
+NODE = {on: replace(summarize_verdict(verdict(on=on)), profile="pod") for on in ("g4dn.xlarge", "g5.xlarge")}
+
+
+def in_cluster(*keys, **more):
+    found = {key: replace(NODE[key[0]], **more) for key in keys}
+    return proof(T4, A10G, cluster_verdicts=found)
+
+
+def to_try(channel, image, kubernetes, *given):
+    return cluster_machines_to_try("x", channel, image, list(given), kubernetes, has_gpus=True)
+
+
+def test_a_channel_requires_each_gpu_in_each_version_of_kubernetes():
+    every = [(on, version) for on in NODE for version in ("1.33", "1.34")]
+    assert require_verified("x", IN_CLUSTERS, in_cluster(*every), has_gpus=True) == {}
+    missing = in_cluster(*every[:3])
+    with pytest.raises(
+        RefusedError, match=r"not verified on a machine with A10G in Kubernetes 1.34$"
+    ) as caught:
+        require_verified("x", IN_CLUSTERS, missing, has_gpus=True)
+    assert f"ami.verify {AMI} --region {HOME} --cluster CONTEXT --for x" in caught.value.hint
+    assert to_try(IN_CLUSTERS, missing, "1.34") == [("g5.xlarge",)]
+    assert to_try(IN_CLUSTERS, missing, "1.34", "g5.2xlarge") == [("g5.2xlarge",)]
+    assert to_try(IN_CLUSTERS, missing, "1.33") == []
+    # Verdicts in a version that the channel does not name neither count nor refuse.
+    other = in_cluster(*every, ("g5.xlarge", "1.32"))
+    other.cluster_verdicts["g5.xlarge", "1.32"] = replace(NODE["g5.xlarge"], passed=False)
+    assert require_verified("x", IN_CLUSTERS, other, has_gpus=True) == {}
+    assert require_verified("candidate", CANDIDATE, missing, has_gpus=True) == {}
+
+
+def test_a_failure_as_a_node_is_tried_again_on_the_type_that_failed():
+    image = in_cluster(("g4dn.xlarge", "1.33"), ("g5.xlarge", "1.33"), ("g4dn.xlarge", "1.34"))
+    image.cluster_verdicts["g5.2xlarge", "1.34"] = replace(NODE["g5.xlarge"], passed=False)
+    image.cluster_verdicts["g5.xlarge", "1.34"] = NODE["g5.xlarge"]
+    with pytest.raises(RefusedError, match=r"not verified on g5.2xlarge in Kubernetes 1.34"):
+        require_verified("x", IN_CLUSTERS, image, has_gpus=True)
+    assert to_try(IN_CLUSTERS, image, "1.34") == [("g5.2xlarge",)]
+
+
+def test_a_gpu_that_no_type_of_the_image_has_is_named():
+    channel = replace(IN_CLUSTERS, gpus=("l4",))
+    with pytest.raises(UsageError, match=r"channel x requires a machine with L4 in Kubernetes 1.33, and no"):
+        to_try(channel, in_cluster(), "1.33")
+
+
+def test_a_cloud_without_gpus_excuses_a_node():
+    excused = require_verified("x", IN_CLUSTERS, proof(verdict()), has_gpus=False)
+    assert excused["a node of a cluster"] == "no machine of this cloud has a GPU"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"passed": False}, "g4dn.xlarge in Kubernetes 1.34: its verdict as a node is not `passed`"),
+        ({"profile": "image"}, "a machine with T4: it was not verified as a node"),
+        ({"suite": "f" * 16}, "a machine with T4: it was not verified as a node by the current suite"),
+    ],
+)
+def test_what_does_not_count_as_a_node(more, said):
+    every = [(on, "1.34") for on in NODE]
+    channel = replace(IN_CLUSTERS, kubernetes=())
+    assert require_verified("x", channel, in_cluster(*every), has_gpus=True) == {}
+    with pytest.raises(RefusedError) as caught:
+        require_verified("x", channel, in_cluster(*every, **more), has_gpus=True)
+    assert said in caught.value.details[0]
+
+
+def test_a_node_of_another_suite_counts_where_any_does():
+    image = in_cluster(*((on, "1.34") for on in NODE), suite="f" * 16)
+    channel = replace(IN_CLUSTERS, kubernetes=(), suite="any")
+    assert require_verified("x", channel, image, has_gpus=True) == {}
+
+
+def test_a_verdict_on_a_node_is_read_back_from_its_tag():
+    name, value = NODE["g5.xlarge"].cluster_tag("1.34")
+    assert name == "gpukiln:cluster-verdict:g5.xlarge:1.34"
+    assert cluster_summaries_from_tags(AMI, {name: value, "gpukiln:verdict:g4dn.xlarge": value}) == {
+        ("g5.xlarge", "1.34"): replace(NODE["g5.xlarge"], checks=None)
+    }
+    # The tag of a node is none of a machine.
+    assert summaries_from_tags(AMI, {name: value}) == {}
+    with pytest.raises(UsageError, match=f"the tag {name} of {AMI} can't be read"):
+        cluster_summaries_from_tags(AMI, {name: "passed"})
+
+
+def test_the_newest_verdict_on_a_node_counts_and_none_on_simulated_gpus(proven):
+    node = replace(verdict(on="g5.xlarge"), profile="pod", environment={"Kubernetes": "1.34"})
+    newer = replace(node, started_at="2026-11-27T00:00:00+00:00")
+    elsewhere = replace(node, environment={"Kubernetes": "1.33"}, simulated=True)
+    simulated = replace(newer, simulated=True)
+    record = replace(proven.find("last").read(), cluster_verdicts=(node, newer, elsewhere, simulated))
+    found = verification_from_record(record).cluster_verdicts
+    assert found == {("g5.xlarge", "1.34"): summarize_verdict(newer)}
+
+
+def test_tags_and_record_with_other_verdicts_on_a_node_are_refused():
+    image = in_cluster(("g5.xlarge", "1.34"))
+    names = dict(summarize_verdict(one).tag for one in (T4, A10G))
+    name, value = NODE["g5.xlarge"].cluster_tag("1.34")
+    require_same_verdict(image, {**names, name: value})
+    with pytest.raises(RefusedError, match=f"the tags of {AMI} have another verdict") as caught:
+        require_same_verdict(image, {**names, name: value.replace("passed", "failed")})
+    assert "--cluster CONTEXT --instance-types g5.xlarge" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("layers: []\n    kubernetes: ['1.34']", "which layers does not have"),
+        ("layers: [cluster]\n    kubernetes: ['134']", "kubernetes: '134'"),
+    ],
+)
+def test_a_channel_that_can_not_require_nodes(tmp_path, lines, said):
+    (tmp_path / "ami").mkdir()
+    text = (ROOT / "ami/channels.yaml").read_text()
+    (tmp_path / "ami/channels.yaml").write_text(text.replace("layers: []", lines))
+    with pytest.raises(UsageError, match=said):
+        load_channels(tmp_path)
+    good = text.replace("layers: []", "layers: [cluster]\n    kubernetes: ['1.34']")
+    (tmp_path / "ami/channels.yaml").write_text(good)
+    assert load_channels(tmp_path)["candidate"].kubernetes == ("1.34",)

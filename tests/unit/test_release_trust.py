@@ -10,17 +10,17 @@ from datetime import date
 import pytest
 
 from gpukiln.attest import newest_release
-from gpukiln.attest.statements import RELEASE_TYPE, VERDICT_TYPE
+from gpukiln.attest.statements import CLUSTER_VERDICT_TYPE, RELEASE_TYPE, VERDICT_TYPE
 from gpukiln.attest.trust import UNSIGNED, is_copy
 from gpukiln.cli.main import command
 from gpukiln.clouds import select
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images.channels import load_channels
 from gpukiln.images.pointer import Pointer, PointerVersion, write
-from gpukiln.instances.tags import tag_list
+from gpukiln.instances.tags import tag_list, tags_of
 from gpukiln.kubernetes.nodes.image_trust import require_trusted
 from gpukiln.offers.image import choose_image, images_of
-from gpukiln.pipeline.verdict_tags import find_verified
+from gpukiln.pipeline.verdict_tags import find_verified, summarize_verdict
 from gpukiln.verify.digest import suite_digest
 from gpukiln.workspaces.contract import ComputeProfile, Workspace
 from gpukiln.workspaces.plan import plan
@@ -270,6 +270,7 @@ def test_what_is_signed_has_the_form_of_in_toto_and_names_what_it_is_about(typed
     assert (statement["predicateType"], statement["subject"][0]["name"]) == (RELEASE_TYPE, copy)
     source = {"image_id": AMI, "region": HOME, "snapshots": [SNAPSHOT]}
     assert statement["predicate"]["source"] == source
+    assert "nodes" not in statement["predicate"]  # the channel requires none
 
 
 def refused(typed, image_id, key, *words):
@@ -657,6 +658,124 @@ def test_signed_provenance_is_the_one_that_the_verdict_names(typed, key, build, 
     trusting(monkeypatch, key, attestation="signed")
     sign(AMI, key, tmp_path, judged=JUDGED, build=build)
     refused(typed, AMI, key, "no trusted key signed its provenance", "signed none")
+
+
+# --- as a node of a cluster -------------------------------------------------------------------------------
+
+NODE = replace(JUDGED, profile="pod", environment={"Kubernetes": "1.34"})
+NODE_TAG, NODE_STATEMENT = "gpukiln:cluster-verdict:g4dn.xlarge:1.34", "cluster-verdict/g4dn.xlarge_1.34"
+
+
+@pytest.fixture
+def node_key(tmp_path, monkeypatch, typed, build):
+    """As `key`, of channels that require a node in Kubernetes 1.34; a machine has a signed verdict."""
+    assert typed
+    made = key_pair(tmp_path, "sign")
+    required = {"gpus": [], "layers": ["cluster"], "kubernetes": ["1.34"], "excused_without_gpus": []}
+    trusting(monkeypatch, made, **required)
+    sign(AMI, made, tmp_path, judged=JUDGED, build=build)
+    return made
+
+
+def write_tag(judged=NODE):
+    """The tag of a verdict on a node, which everybody can write who may tag images."""
+    name, value = summarize_verdict(judged).cluster_tag("1.34")
+    assert name == NODE_TAG
+    Cloud().client("ec2").create_tags(Resources=[AMI], Tags=tag_list({name: value}))
+
+
+def test_a_tag_is_no_verdict_on_a_node_and_a_statement_is(typed, node_key, build, tmp_path):
+    why = "a machine in Kubernetes 1.34: it was not verified as a node"
+    refused(typed, AMI, node_key, why)
+    write_tag()
+    refused(typed, AMI, node_key, why, f"ami.verify {build.id} --cluster CONTEXT --for stable --sign-key KEY")
+    build.write(replace(build.read(), cluster_verdicts=(NODE,)))  # nor is a record
+    refused(typed, AMI, node_key, why)
+    sign(AMI, node_key, tmp_path, judged=NODE, build=build, in_cluster=True)
+    released(typed, node_key, regions=EVERYWHERE)
+    assert typed("channels")[0] == 0
+    copy, region = pointed("stable")[REGIONS[1]], REGIONS[1]
+    assert statements(copy, region)[NODE_STATEMENT] == statements(AMI)[NODE_STATEMENT]
+    [image] = Cloud(region).client("ec2").describe_images(ImageIds=[copy])["Images"]
+    assert tags_of(image)[NODE_TAG] == summarize_verdict(NODE).tag_value
+    tell("calls")
+    released(typed, node_key, regions=EVERYWHERE)
+    assert [call for call in tell("calls") if call[1] == "PutParameter"] == []
+
+
+def test_what_is_signed_of_a_node_names_version_and_profile(node_key, build, tmp_path):
+    sign(AMI, node_key, tmp_path, judged=NODE, build=build, in_cluster=True)
+    statement = json.loads(base64.b64decode(json.loads(statements(AMI)[NODE_STATEMENT])["payload"]))
+    assert statement["predicateType"] == CLUSTER_VERDICT_TYPE != VERDICT_TYPE
+    assert [one["name"] for one in statement["subject"]] == [AMI, SNAPSHOT]
+    said = statement["predicate"]
+    assert (said["cluster_kubernetes"], said["profile"], said["instance_type"]) == (
+        "1.34",
+        "pod",
+        "g4dn.xlarge",
+    )
+    assert (said["suite"], said["verdict"]) == (suite_digest(), NODE.digest)
+
+
+@pytest.mark.parametrize(
+    ("judged", "said"),
+    [
+        (replace(NODE, suite_version="f" * 64), "by the current suite"),
+        (replace(NODE, environment={"Kubernetes": "1.33"}), "it was not verified as a node"),
+        (replace(NODE, profile="image"), "it was not verified as a node"),
+        (replace(NODE, simulated=True), "verified on simulated GPUs, wanted real ones"),
+        (replace(NODE, checks=verdict(failed=[("cluster.rejoins", "no")]).checks), "is not `passed`"),
+    ],
+)
+def test_another_verdict_on_a_node_is_refused(typed, node_key, build, tmp_path, judged, said):
+    # In the place of the one that is required, and with the tag that it would have.
+    sign(AMI, node_key, tmp_path, judged=judged, build=build, in_cluster=True)
+    put(AMI, NODE_STATEMENT, (tmp_path / "verdict.dsse.json").read_text().strip())
+    write_tag(judged if judged.passed else NODE)
+    refused(typed, AMI, node_key, "not verified on", "in Kubernetes 1.34", said)
+
+
+def test_a_statement_on_a_machine_is_none_on_a_node_and_the_reverse(typed, node_key, build, tmp_path):
+    write_tag()
+    on_machine = statements(AMI)["verdict/g4dn.xlarge"]
+    put(AMI, NODE_STATEMENT, on_machine)
+    wanted = f"{VERDICT_TYPE}, wanted https://in-toto.io/Statement/v1 {CLUSTER_VERDICT_TYPE}"
+    refused(typed, AMI, node_key, "it was not verified as a node", wanted)
+    sign(AMI, node_key, tmp_path, judged=NODE, build=build, in_cluster=True)
+    put(AMI, "verdict/g4dn.xlarge", statements(AMI)[NODE_STATEMENT])
+    wanted = f"{CLUSTER_VERDICT_TYPE}, wanted https://in-toto.io/Statement/v1 {VERDICT_TYPE}"
+    refused(typed, AMI, node_key, "it has no verdict that a trusted key signed", wanted)
+
+
+def test_a_node_of_another_image_or_of_another_key_is_refused(typed, node_key, build, tmp_path):
+    write_tag()
+    sign(AMI, key_pair(tmp_path, "other"), tmp_path, judged=NODE, build=build, in_cluster=True)
+    refused(typed, AMI, node_key, "it was not verified as a node", f"{NODE_STATEMENT.replace('/', ' ')}: ")
+    plain = imitation(build.id)
+    sign(plain, node_key, tmp_path, judged=NODE, in_cluster=True)
+    put(AMI, NODE_STATEMENT, statements(plain)[NODE_STATEMENT])
+    refused(typed, AMI, node_key, f"found a statement on arn:aws:ec2:us-west-2::image/{plain}")
+
+
+def test_a_release_stands_and_falls_with_its_nodes(typed, node_key, build, tmp_path):
+    sign(AMI, node_key, tmp_path, judged=NODE, build=build, in_cluster=True)
+    write_tag()
+    other = replace(NODE, environment={"Kubernetes": "1.35"})  # which the channel does not require
+    name, value = summarize_verdict(other).cluster_tag("1.35")
+    Cloud().client("ec2").create_tags(Resources=[AMI], Tags=tag_list({name: value}))
+    sign(AMI, node_key, tmp_path, judged=other, build=build, in_cluster=True)
+    released(typed, node_key)
+    Cloud().client("ssm").delete_parameter(
+        Name=f"/gpukiln-attestations/{AMI}/cluster-verdict/g4dn.xlarge_1.35"
+    )
+    assert typed("channels")[0] == 0
+    failed = replace(NODE, checks=verdict(failed=[("cluster.rejoins", "no")]).checks)
+    sign(AMI, node_key, tmp_path, judged=failed, build=build, in_cluster=True)
+    code, out, err = typed("channels")
+    assert (code, "it failed as a node on g4dn.xlarge_1.34" in out + err) == (1, True), out + err
+    Cloud().client("ssm").delete_parameter(Name=f"/gpukiln-attestations/{AMI}/{NODE_STATEMENT}")
+    code, out, err = typed("channels")
+    assert (code, "there is no signed verdict of g4dn.xlarge_1.34" in out + err) == (1, True), out + err
 
 
 def test_a_channel_names_whom_it_trusts(tmp_path):

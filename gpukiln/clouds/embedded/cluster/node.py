@@ -41,7 +41,8 @@ printf 'LABELS=%s\\nTAINTS=%s\\n' "$1" "$2" >/etc/kubernetes/kubelet.env
 systemctl enable kubelet.service
 # The console is all that can be read of a machine that does not join.
 if ! timeout 300 systemctl start containerd.service gpukiln-pod-image.service kubelet.service; then
-  journalctl --quiet --no-pager --output=cat --lines=20 -u containerd -u gpukiln-pod-image -u kubelet >/dev/console
+  journalctl --quiet --no-pager --output=cat --lines=20 -u containerd -u gpukiln-pod-image -u kubelet \\
+    >/dev/console
   exit 1
 fi
 """

@@ -38,6 +38,11 @@ LIBRARIES = (
     *("/usr/lib64", "/usr/lib64/nvidia", "/usr/lib", "/usr/lib/nvidia", "/usr/lib/nvidia/current"),
     *("/usr/local/lib", "/usr/local/lib64", "/usr/local/nvidia/lib", "/usr/local/nvidia/lib64"),
 )
+# Where the dynamic linker looks after its cache: ld.so(8), on Debian and on others.
+DEFAULT_FOLDERS = (
+    *(f"{top}/{machine}-linux-gnu" for top in ("/lib", "/usr/lib") for machine in ("x86_64", "aarch64")),
+    *("/lib64", "/usr/lib64", "/lib", "/usr/lib"),
+)
 PROGRAMS = (
     *("/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/usr/local/nvidia/bin"),
     *("/usr/lib/nvidia", "/usr/lib/nvidia/current", "/usr/lib64/nvidia", "/opt/bin"),
@@ -92,6 +97,9 @@ def _library_paths() -> Iterator[str]:
     for folder in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")):
         yield os.path.join(folder, f"{LIBRARY}.1")
     yield from _cached_libraries()
+    # ldconfig leaves out a file that it can't map, such as one on virtiofs; the linker finds it all the same.
+    for folder in DEFAULT_FOLDERS:
+        yield os.path.join(folder, f"{LIBRARY}.1")
 
 
 def _disk_paths() -> set[str]:

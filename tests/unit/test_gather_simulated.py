@@ -26,6 +26,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(simulated, name, str(tmp_path / path))
     monkeypatch.setattr(simulated, "LIBRARIES", (str(tmp_path / "lib"),))
     monkeypatch.setattr(simulated, "PROGRAMS", (str(tmp_path / "bin"),))
+    monkeypatch.setattr(simulated, "DEFAULT_FOLDERS", (str(tmp_path / "default"),))
     monkeypatch.setattr(simulated, "_cached_libraries", list)
     monkeypatch.setattr(simulated, "pci_gpus", list)
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
@@ -106,6 +107,10 @@ def test_a_library_that_programs_find_is_enough(disk: Path, monkeypatch: pytest.
     monkeypatch.setattr(simulated, "_cached_libraries", lambda: [str(disk / "own" / "libnvidia-ml.so.1")])
     assert simulated.is_simulated()
     assert simulated.simulated()["disk"] == [str(disk / "own" / "libnvidia-ml.so.1")]
+    monkeypatch.setattr(simulated, "_cached_libraries", list)
+    (disk / "default").mkdir()
+    (disk / "default" / "libnvidia-ml.so.1").symlink_to(disk / "own" / "libnvidia-ml.so.1")
+    assert simulated.is_simulated()  # not in the cache: ldconfig can't map a file on virtiofs
 
 
 def test_the_loader_s_cache_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,14 @@ from gpukiln.attest.trust import keys_of
 from gpukiln.clouds import select
 from gpukiln.clouds.tags import CANARY_TAG, CLUSTER_TAG
 from gpukiln.commands.ami_verify import AmiVerify
-from gpukiln.errors import BusyError, IncompatibleError, RefusedError, UnavailableError, UsageError
+from gpukiln.errors import (
+    BusyError,
+    GpukilnError,
+    IncompatibleError,
+    RefusedError,
+    UnavailableError,
+    UsageError,
+)
 from gpukiln.images.subject import Subject
 from gpukiln.instances import access
 from gpukiln.instances.orphans import sweep
@@ -372,6 +379,32 @@ def test_every_call_of_the_cluster_may_fail_and_nothing_is_left(ec2, server, ver
         verified("allocatable")
     assert fault not in server.faults or skip
     nothing_left(ec2, server)
+
+
+def test_every_call_of_ec2_may_be_refused_once_and_the_next_command_equals_an_undisturbed_one(
+    ec2, server, verified
+):
+    undisturbed = verified("allocatable")
+    actions = dict.fromkeys(name for call in ec2.calls if (name := call.get("Action")))
+    assert {"RunInstances", "RebootInstances", "TerminateInstances", "DescribeInstances"} <= {*actions}
+    for action in actions:
+        waiting = [action]
+
+        def refuse(call, waiting=waiting):
+            return (
+                ("UnauthorizedOperation", "once")
+                if call.get("Action") in waiting and not waiting.clear()
+                else None
+            )
+
+        ec2.refuse = refuse
+        with contextlib.suppress(GpukilnError):
+            verified("allocatable")
+        assert not waiting, f"{action} was not called"
+        ec2.refuse = lambda _: None
+        sweep(ec2, SUBJECT.build_id)
+        assert verified("allocatable") == undisturbed, action
+        nothing_left(ec2, server)
 
 
 def test_a_pod_that_a_disruption_budget_keeps_does_not_keep_the_node(ec2, server, verified, monkeypatch):

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -67,6 +68,43 @@ def sleeping() -> Iterator[int]:
             yield process.pid
         finally:
             process.kill()
+
+
+ASK = """
+import pynvml
+pynvml.nvmlInit()
+for index in range(pynvml.nvmlDeviceGetCount()):
+    gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+    print(pynvml.nvmlDeviceGetIndex(gpu), pynvml.nvmlDeviceGetMinorNumber(gpu), pynvml.nvmlDeviceGetUUID(gpu))
+"""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "minors"),
+    [(("nvidiactl", "nvidia1", "nvidia3"), [1, 3]), (("nvidiactl",), []), ((), [0, 1, 2, 3])],
+    ids=["two of four", "none", "a machine without nodes"],
+)
+def test_a_container_has_the_gpus_whose_nodes_it_was_given(tmp_path, loaded_nvml, nodes, minors):
+    """As the driver's: the others can't be opened, and indices are counted anew."""
+    own = tmp_path / "libnvidia-ml.so.1"
+    shutil.copy(loaded_nvml, own)
+    profile = make_profile("g5.12xlarge", seed="i-1", driver="580.65.06", cuda="13.0")
+    State(own).write(initial_rows(profile))
+    (tmp_path / "dev").mkdir()
+    for name in ("null", *nodes):
+        (tmp_path / "dev" / name).write_text("")
+    script = f"mount --bind {tmp_path / 'dev'} /dev && exec {sys.executable} -c '{ASK}'"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script],
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert [(int(index), int(minor)) for index, minor, _ in rows] == list(enumerate(minors))
+    assert [uuid for *_, uuid in rows] == [profile["gpus"][minor]["uuid"] for minor in minors]
 
 
 def test_a_process_has_its_part_until_it_ends(machine: Machine) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from ctypes import CDLL, get_errno
 from pathlib import Path
@@ -48,7 +49,11 @@ def in_root(root: Path, work: Callable[[], T]) -> T:
     # A new thread, because a thread can't leave its root again.
     thread = threading.Thread(target=enter_and_work)
     thread.start()
+    number = thread.native_id
     thread.join()
+    # Python's join returns before the kernel has ended the thread, whose root keeps the file system busy.
+    while Path(f"/proc/self/task/{number}").exists():
+        time.sleep(0.001)
     if errors:
         raise errors[0]
     return results[0]

@@ -36,6 +36,25 @@ static int count_gpus(void) {
     return count < 0 ? 0 : count > MAX_GPUS ? MAX_GPUS : count;
 }
 
+/* A container has the GPUs whose device nodes it was given: the driver can't open the others. Where the state is a
+ * separate file there are no nodes, and where no driver made nodes, a missing one says nothing. */
+static int visible(int gpu) {
+    char node[32];
+    const char *named = getenv("GPUKILN_SIMULATED_GPUS");
+    if ((named && *named) || access("/dev/nvidiactl", F_OK))
+        return 1;
+    snprintf(node, sizeof node, "/dev/nvidia%d", gpu);
+    return !access(node, F_OK);
+}
+
+/* How many of the first GPUs are visible. */
+static int count_visible(int gpus) {
+    int count = 0;
+    for (int gpu = 0; gpu < gpus; gpu++)
+        count += visible(gpu);
+    return count;
+}
+
 static int hangs(const char *function, int gpu) {
     char value[TEXT];
     return look(value, "gpus.%d.hung", gpu) || look(value, "gpus.%d.hangs.%s", gpu, function);
@@ -263,7 +282,7 @@ NONE_OF(nvmlGetBlacklistDeviceCount) /* its name before 11.0 */
 static int count_devices(const char *function, unsigned *result) {
     int status = result ? system_gate(function) : INVALID;
     if (!status)
-        *result = (unsigned)count_gpus();
+        *result = (unsigned)count_visible(count_gpus());
     return status;
 }
 
@@ -271,13 +290,19 @@ API int nvmlDeviceGetCount_v2(unsigned *result) { return count_devices(__func__,
 
 API int nvmlDeviceGetCount(unsigned *result) { return count_devices(__func__, result); }
 
+static int give(const char *function, int gpu, void **device) {
+    int status = of_gpu(function, gpu);
+    if (!status)
+        *device = &gpus[gpu];
+    return status;
+}
+
 static int by_index(const char *function, unsigned index, void **device) {
     int status = device ? system_gate(function) : INVALID;
-    if (!status && index >= (unsigned)count_gpus())
-        status = INVALID;
-    if (!status && !(status = of_gpu(function, (int)index)))
-        *device = &gpus[index];
-    return status;
+    for (int gpu = 0; !status && gpu < count_gpus(); gpu++)
+        if (visible(gpu) && !index--)
+            return give(function, gpu, device);
+    return status ? status : INVALID;
 }
 
 API int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { return by_index(__func__, index, device); }
@@ -288,8 +313,8 @@ static int find(const char *function, const char *key, const char *wanted, void 
     char value[TEXT];
     int status = device && wanted ? system_gate(function) : INVALID;
     for (int gpu = 0; !status && gpu < count_gpus(); gpu++)
-        if (look(value, "gpus.%d.%s", gpu, key) && !strcasecmp(value, wanted))
-            return by_index(function, (unsigned)gpu, device);
+        if (visible(gpu) && look(value, "gpus.%d.%s", gpu, key) && !strcasecmp(value, wanted))
+            return give(function, gpu, device);
     return status ? status : NOT_FOUND;
 }
 
@@ -298,7 +323,7 @@ API int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
     int status = find(__func__, "uuid", uuid, device);
     for (int gpu = 0; status == NOT_FOUND && gpu < count_gpus(); gpu++)
         for (int at = 0; at < MAX_GI * MAX_CI; at++)
-            if (ci_exists(gpu, at / MAX_CI, at % MAX_CI)) {
+            if (visible(gpu) && ci_exists(gpu, at / MAX_CI, at % MAX_CI)) {
                 mig_uuid(gpu, at / MAX_CI, at % MAX_CI, found);
                 if (!strcasecmp(found, uuid)) {
                     *device = mig_handle(gpu, at / MAX_CI, at % MAX_CI);
@@ -360,7 +385,14 @@ NAMED(nvmlDeviceGetVbiosVersion, "vbios")
 NAMED(nvmlDeviceGetBoardPartNumber, "board_part_number")
 NAMED(nvmlDeviceGetInforomImageVersion, "inforom")
 NUMBER(nvmlDeviceGetInforomConfigurationChecksum, "inforom_checksum")
-NUMBER(nvmlDeviceGetIndex, "index")
+/* counted anew in a container */
+API int nvmlDeviceGetIndex(void *device, unsigned *result) {
+    target found;
+    int status = asked_number(__func__, device, "index", result);
+    if (!status && target_of(device, &found))
+        *result -= (unsigned)(found.gpu - count_visible(found.gpu));
+    return status;
+}
 NUMBER(nvmlDeviceGetBrand, "brand")
 NUMBER(nvmlDeviceGetArchitecture, "architecture")
 NUMBER(nvmlDeviceGetPersistenceMode, "persistence")

@@ -112,7 +112,17 @@ def _cloud() -> Documents:
         instance_id=str, kind=str, address=str, ssh_port=int | None, running=bool, simulated=bool
     )
     home = ObjectSchema(path=str, device=int, inode=int)
-    server = ObjectSchema(home=home, code=str, ssh_port=int | None, machines=[machine], url=str)
+    cluster = ObjectSchema(
+        context=str, url=str, kubeconfig=str, user_data=str, programs=dict[str, bool], device_plugin=bool
+    )
+    server = ObjectSchema(
+        home=home,
+        code=str,
+        ssh_port=int | None,
+        cluster=(cluster, None),
+        machines=[machine],
+        url=str,
+    )
     disk = ObjectSchema(snapshot=str, image=str | None, mib=int, problem=str)
     volume = ObjectSchema(
         volume=str,
@@ -148,6 +158,9 @@ def _cloud() -> Documents:
     notice = ObjectSchema(instance_id=str, action=str, recommended=str, noticed=str, ends=str)
     texts = dict[str, str]
     return {
+        "cloud.cluster/1": ObjectSchema(
+            None, "The cluster of this computer, null where none runs.", cluster=(cluster, None)
+        ),
         "cloud.gpus/1": ObjectSchema(
             None,
             "Simulated GPUs, and what is scarce.",

@@ -1,8 +1,8 @@
 """An image as a node of a real cluster on this computer; with Kubernetes' and NVIDIA's programs only.
 
 KUBEBUILDER_ASSETS has kube-apiserver, kube-controller-manager, kube-scheduler, kubelet and etcd; with
-nvidia-container-runtime, nvidia-ctk and nvidia-cdi-hook pods get GPUs, with nvidia-device-plugin by NVIDIA's own
-plugin. Each test boots a machine, which takes minutes.
+nvidia-container-runtime, nvidia-ctk and nvidia-cdi-hook pods get GPUs, with nvidia-device-plugin by NVIDIA
+itself. Each test boots a machine, which takes minutes.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukiln.clouds.embedded.cluster.programs import PLUGIN, SERVER, TOOLKIT, VARIABLE
+from gpukiln.clouds.embedded.cluster.programs import SERVER, TOOLKIT, VARIABLE
 from gpukiln.kubernetes.cluster import Cluster
 from tests.support.control_plane import has, why_none
 

@@ -33,6 +33,10 @@ def status_lines(status: Mapping[str, Any]) -> Iterator[str]:
     server = status["server"]
     yield f"home    {status['home']}"
     yield f"server  {server['url'] if server else 'does not run (any command that needs it starts it)'}"
+    if server and (cluster := server.get("cluster")):
+        ended = [name for name, runs in cluster["programs"].items() if not runs]
+        state = f"{', '.join(ended)} ended" if ended else "runs"
+        yield f"cluster {cluster['context']} {cluster['url']} {state}"
     # Machines end with the server: without one there are none.
     for machine in server["machines"] if server else ():
         state = "running" if machine["running"] else "stopped"

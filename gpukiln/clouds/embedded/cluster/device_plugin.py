@@ -70,7 +70,7 @@ def fields(message: bytes) -> list[tuple[int, bytes]]:
     >>> fields(field(1, "abc") + field(3, True))
     [(1, b'abc')]
     """
-    found, at = [], 0
+    pairs, at = [], 0
 
     def number() -> int:
         nonlocal at
@@ -87,9 +87,9 @@ def fields(message: bytes) -> list[tuple[int, bytes]]:
         key = number()
         size = number()
         if key & 7 == 2:
-            found.append((key >> 3, message[at : at + size]))
+            pairs.append((key >> 3, message[at : at + size]))
             at += size
-    return found
+    return pairs
 
 
 def frame(message: bytes) -> bytes:

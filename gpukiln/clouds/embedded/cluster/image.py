@@ -72,15 +72,15 @@ def closure(status: str, names: Iterable[str]) -> set[str]:
         if fields.get("Status", "").endswith(" installed"):
             clauses = f"{fields.get('Pre-Depends', '')},{fields.get('Depends', '')}".split(",")
             needs[fields["Package"]] = [re.findall(r"(?:^|\|)\s*([^\s:(|]+)", clause) for clause in clauses]
-    found: set[str] = set()
+    closed: set[str] = set()
     waiting = [name for name in names if name in needs]
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in closed:
+            closed.add(name)
             chosen = (next((other for other in clause if other in needs), None) for clause in needs[name])
             waiting += [other for other in chosen if other]
-    return found
+    return closed
 
 
 def oci_archive(layer: bytes) -> bytes:

@@ -250,8 +250,8 @@ def _write(texts: Mapping[str, str], contents: Mapping[str, bytes], units: list[
         path.write_bytes(content)
         executable = path.parts[1:3] == ("usr", "local") or "bin" in path.parts
         path.chmod(0o755 if executable else 0o600 if name.startswith("/etc/kubernetes/") else 0o644)
-    wanted = Path("/etc/systemd/system/multi-user.target.wants")
-    wanted.mkdir(parents=True, exist_ok=True)
+    links = Path("/etc/systemd/system/multi-user.target.wants")
+    links.mkdir(parents=True, exist_ok=True)
     for unit in units:
-        (wanted / unit).unlink(missing_ok=True)
-        (wanted / unit).symlink_to(f"../{unit}")
+        (links / unit).unlink(missing_ok=True)
+        (links / unit).symlink_to(f"../{unit}")

@@ -68,9 +68,9 @@ def find_programs(folder: str, cache: Path, say: Callable[[str], None]) -> Progr
     else:
         assets = download(cache, say)
     places = [str(assets), str(assets / "cni"), *CNI_FOLDERS]
-    found = {name: _program(name, places) for name in (*SERVER, ETCD, *CNI, *TOOLKIT, PLUGIN)}
-    found[ETCD] = found[ETCD] or _program(ETCD, os.environ.get("PATH", "").split(os.pathsep))
-    missing = [name for name in (*SERVER, ETCD, *CNI) if found[name] is None]
+    paths = {name: _program(name, places) for name in (*SERVER, ETCD, *CNI, *TOOLKIT, PLUGIN)}
+    paths[ETCD] = paths[ETCD] or _program(ETCD, os.environ.get("PATH", "").split(os.pathsep))
+    missing = [name for name in (*SERVER, ETCD, *CNI) if paths[name] is None]
     if missing:
         raise UnavailableError(
             f"{assets} has no {', '.join(missing)}",
@@ -78,7 +78,7 @@ def find_programs(folder: str, cache: Path, say: Callable[[str], None]) -> Progr
             "containernetworking-plugins; Kubernetes' programs are downloaded where neither --assets nor "
             f"${VARIABLE} is set",
         )
-    return Programs({name: path for name, path in found.items() if path})
+    return Programs({name: path for name, path in paths.items() if path})
 
 
 def download(cache: Path, say: Callable[[str], None]) -> Path:

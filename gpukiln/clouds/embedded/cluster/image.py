@@ -23,8 +23,9 @@ DRIVER, NVML = Path("/usr/lib/x86_64-linux-gnu/nvidia/current"), "libnvidia-ml.s
 STATUS, LISTS = Path("/var/lib/dpkg/status"), Path("/var/lib/dpkg/info")
 LEFT_OUT = ("/usr/share/doc/", "/usr/share/man/", "/usr/share/locale/", "/usr/share/info/")
 MERGED = {"bin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64", "sbin": "usr/sbin"}
-# A pod's command takes the place of this one; the sandbox of a pod runs it, as Kubernetes' pause image.
-COMMAND = ["/usr/bin/sleep", "infinity"]
+# A pod's command takes the place of this one; the sandbox of a pod runs it, as Kubernetes' pause image, which
+# ends by SIGTERM, too: a shutdown of the machine would wait 90 seconds for a process that ignores it.
+COMMAND = ["/bin/sh", "-c", "trap 'exit 0' TERM; sleep infinity & wait"]
 USER = 1001
 
 

@@ -54,6 +54,7 @@ def image():
 @pytest.fixture
 def wanted(image, tmp_path, monkeypatch):
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
+    plan_of(image)  # its calls are none of a test's
     yield Workspace(
         f"up-{next(NAMES)}",
         "ann",

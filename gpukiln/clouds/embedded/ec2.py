@@ -253,7 +253,7 @@ def _modify_metadata_options(self: Any, instance_id: str, **changes: Any) -> Any
 
 
 def _tags_of(self: Any) -> list[dict[str, str]]:
-    """A resource's tags by its id; moto compares every tag of the region with a regular expression of the id."""
+    """A resource's tags by its id; moto matches each tag of the region with a pattern of the id."""
     if not self.id:
         return []
     kind = EC2_PREFIX_TO_RESOURCE.get(get_prefix(self.id), "")

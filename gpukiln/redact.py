@@ -48,7 +48,7 @@ def _keep_quotes(match: re.Match[str]) -> str:
     return f"{match['name']}{REPLACEMENT}"
 
 
-# One `\b` for all that begin with it: Python's `re` would test it again for each, and take five times as long.
+# One `\b` for all that begin with it: Python's `re` would test it for each, and take five times as long.
 _FORMS = "|".join(
     (
         r"\b(?:(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[0-9A-Z]{16}\b"  # AWS access keys

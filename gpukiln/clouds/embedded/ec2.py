@@ -9,12 +9,13 @@ import base64
 import functools
 import threading
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from moto import backends
 from moto.core import responses
 from moto.core.types import Base64EncodedString
-from moto.core.utils import utcnow
+from moto.core.utils import method_names_from_class, utcnow
 from moto.ec2.exceptions import EC2ClientError, MissingParameterError, UnvailableAMIIdError
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.core import TaggedEC2Resource
@@ -70,8 +71,8 @@ def install(machines: Machines) -> None:
     extend_signing()
     # moto lists its own folder, and the methods of a class, with each request.
     services = [*backends.list_of_moto_modules()]
-    backends.list_of_moto_modules = lambda: services
-    responses.method_names_from_class = functools.cache(responses.method_names_from_class)
+    _replace(backends, list_of_moto_modules=lambda: services)
+    _replace(responses, method_names_from_class=functools.cache(method_names_from_class))
 
     def create_default_vpc(self: Any) -> Any:
         vpc = self.create_vpc(cidr_block=machines.vpc_cidr(self.region_name), is_default=True)
@@ -276,6 +277,6 @@ def _method(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return method
 
 
-def _replace(owner: type, **members: Any) -> None:
+def _replace(owner: type | ModuleType, **members: Any) -> None:
     for name, member in members.items():
         setattr(owner, name, member)

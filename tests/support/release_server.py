@@ -100,10 +100,20 @@ class Faulty:
             reset(self.application._layout)
             self.application._blocks.__init__(self.application._layout)  # client tokens are unknown again
             self.faults, self.calls = [], []
-        elif what == "end":
-            threading.Thread(target=self.end, daemon=True).start()
         start_response("200 OK", [("Content-Type", "application/json")])
-        return [json.dumps(answer).encode()]
+        body = [json.dumps(answer).encode()]
+        return _Last(body, self.end) if what == "end" else body
+
+
+class _Last(list):
+    """An answer after which the server ends; werkzeug closes it when it is sent."""
+
+    def __init__(self, body, end):
+        super().__init__(body)
+        self.end = end
+
+    def close(self):
+        threading.Thread(target=self.end, daemon=True).start()
 
 
 def _faulty(application, environ, start_response, fault):

@@ -96,6 +96,8 @@ class Faulty:
             answer = inside(self, **asked)
         elif what == "state":
             set_image_state(**asked)
+        elif what == "forget":
+            forget_terminated()
         elif what == "reset":
             reset(self.application._layout)
             self.application._blocks.__init__(self.application._layout)  # client tokens are unknown again
@@ -247,6 +249,17 @@ def set_image_state(*, region, image_id, state):
     from moto.ec2.models import ec2_backends  # noqa: PLC0415 - moto reads its settings first
 
     ec2_backends[DEFAULT_ACCOUNT_ID][region].amis[image_id].state = state
+
+
+def forget_terminated():
+    """As EC2 does within an hour of their end; until then each listing has them, and takes longer with each."""
+    from moto.core.models import DEFAULT_ACCOUNT_ID  # noqa: PLC0415 - moto reads its settings first
+    from moto.ec2.models import ec2_backends  # noqa: PLC0415 - moto reads its settings first
+
+    for ec2 in ec2_backends[DEFAULT_ACCOUNT_ID].values():
+        for reservation in [*ec2.reservations.values()]:
+            if all(instance.state == "terminated" for instance in reservation.instances):
+                del ec2.reservations[reservation.id]
 
 
 def metadata(*, region, instance_id, path):

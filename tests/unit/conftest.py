@@ -129,6 +129,7 @@ def layout(image_id: str) -> Iterator[Layout]:
     scarcity.clear(layout)
     if alive := running():
         Cloud().client("ec2").terminate_instances(InstanceIds=[*alive])
+    tell("forget")
     tell("calls")
 
 

@@ -252,7 +252,7 @@ def set_image_state(*, region, image_id, state):
 
 
 def forget_terminated():
-    """As EC2 does within an hour of their end; until then each listing has them, and takes longer with each."""
+    """As EC2 does within an hour of their end; until then each listing has them all, and takes longer."""
     from moto.core.models import DEFAULT_ACCOUNT_ID  # noqa: PLC0415 - moto reads its settings first
     from moto.ec2.models import ec2_backends  # noqa: PLC0415 - moto reads its settings first
 

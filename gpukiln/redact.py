@@ -48,21 +48,22 @@ def _keep_quotes(match: re.Match[str]) -> str:
     return f"{match['name']}{REPLACEMENT}"
 
 
+# One `\b` for all that begin with it: Python's `re` would test it for each, and take five times as long.
 _FORMS = "|".join(
     (
-        r"\b(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[0-9A-Z]{16}\b",  # AWS access keys
-        r"\bgh[pousr]_\w{20,255}|\bgithub_pat_\w{20,255}|\bglpat-[\w-]{20,100}",
-        r"\bxox[abeoprs]-[\w-]{10,255}|\bhf_[A-Za-z0-9]{20,100}|\bnvapi-[\w-]{20,255}",
+        r"\b(?:(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[0-9A-Z]{16}\b"  # AWS access keys
+        r"|gh[pousr]_\w{20,255}|github_pat_\w{20,255}|glpat-[\w-]{20,100}"
+        r"|xox[abeoprs]-[\w-]{10,255}|hf_[A-Za-z0-9]{20,100}|nvapi-[\w-]{20,255}"
         # Prefixes that no other text has; Yelp/detect-secrets, detect_secrets/plugins, and gitleaks,
         # config/gitleaks.toml
-        r"\b(?:gl(?:dt|ptt|rt|cbt|imt|ft|oas|oat|agent|soat)-|GR1348941)[\w-]{20,100}"
-        r"|\b[rs]k_live_[0-9A-Za-z]{24,99}"
-        r"|\bSG\.[\w-]{22}\.[\w-]{43}|\bsq0csp-[\w\\-]{43}|\bAIza[\w-]{35}|\btskey-[\w-]{20,100}"
-        r"|\bAKC[A-Za-z0-9]{60,80}\b|\b[0-9a-f]{32}-us[0-9]{1,2}\b|\b[0-9]{8,10}:AA[\w-]{33}\b"
-        r"|hooks\.slack\.com/services/T\w{4,20}/B\w{4,20}/\w{4,40}|\bSK[0-9a-f]{32}\b"
-        r"|\b[MNO][\w-]{23,25}\.[\w-]{6}\.[\w-]{27}\b",
-        r"\bnpm_[A-Za-z0-9]{30,60}|\bpypi-AgE[\w-]{40,1000}|\bdckr_pat_[\w-]{20,60}|\bsk-[\w-]{20,255}",
-        r"(?<![\w.-])eyJ[\w-]{5,}(?:\.[\w-]+){2,4}",  # JSON web tokens
+        r"|(?:gl(?:dt|ptt|rt|cbt|imt|ft|oas|oat|agent|soat)-|GR1348941)[\w-]{20,100}"
+        r"|[rs]k_live_[0-9A-Za-z]{24,99}"
+        r"|SG\.[\w-]{22}\.[\w-]{43}|sq0csp-[\w\\-]{43}|AIza[\w-]{35}|tskey-[\w-]{20,100}"
+        r"|AKC[A-Za-z0-9]{60,80}\b|[0-9a-f]{32}-us[0-9]{1,2}\b|[0-9]{8,10}:AA[\w-]{33}\b"
+        r"|SK[0-9a-f]{32}\b|[MNO][\w-]{23,25}\.[\w-]{6}\.[\w-]{27}\b"
+        r"|npm_[A-Za-z0-9]{30,60}|pypi-AgE[\w-]{40,1000}|dckr_pat_[\w-]{20,60}|sk-[\w-]{20,255})",
+        r"hooks\.slack\.com/services/T\w{4,20}/B\w{4,20}/\w{4,40}",
+        r"eyJ(?<![\w.-]eyJ)[\w-]{5,}(?:\.[\w-]+){2,4}",  # JSON web tokens
     )
 )
 # The order matters: each rule sees the text that the earlier rules have changed.

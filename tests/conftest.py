@@ -1,5 +1,6 @@
 """What every test shares: which tests this machine can run, where, the list of the others, and the time."""
 
+import gc
 import os
 import shutil
 import signal
@@ -155,6 +156,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
             return SAME_IMAGE.get(module, module) + machine
 
     return ByMachine(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keeps modules and ten thousand tests, which stay until the end, out of every garbage collection.
+
+    With them collections take a tenth of the unit tests' time, and copy their memory in every forked process.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -44,6 +44,7 @@ WORDS = {
     r"needless(ly)?": "unnecessary",
     r"the way of": "procedure, workflow",
 }
+ANY_WORD = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
 # Exact texts whose words stay, because they are read back from what exists already.
 EXCEPTIONS = (
     "not-proven",  # value of the tag gpukiln:image, on existing accounts' images and in their IAM conditions
@@ -89,10 +90,12 @@ def split_words(text: str) -> str:
 
 def words(path: str, text: str) -> Iterator[Use]:
     """Each use of a word of `WORDS` in a text."""
-    for number, line in enumerate(text.splitlines(), 1):
-        plain = split_words(EXCEPTION.sub("", line))
+    plain = split_words(EXCEPTION.sub("", text))
+    if not ANY_WORD.search(plain):
+        return
+    for number, line in enumerate(plain.splitlines(), 1):
         for pattern, instead in WORDS.items():
-            for match in re.finditer(rf"\b(?:{pattern})\b", plain, re.IGNORECASE):
+            for match in re.finditer(rf"\b(?:{pattern})\b", line, re.IGNORECASE):
                 yield Use(path, number, match[0], instead)
 
 

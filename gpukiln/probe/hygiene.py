@@ -29,6 +29,11 @@ SECRET_PATTERNS = {
     "AWS secret access key": rb"(?i)aws_secret_access_key\s*[=:]\s*[\"']?[A-Za-z0-9/+]{40}\b",
     "token": FORMS.pattern.encode(),
 }
+# Lower-case text without which a file has none of a kind: found a hundred times as fast as the pattern.
+SECRET_TEXTS = {
+    "AWS access key id": (b"akia", b"asia"),
+    "AWS secret access key": (b"aws_secret_access_key",),
+}
 # The search must end in seconds on a machine with large logs; `complete` says where it did not.
 SCAN_FILES, SCAN_BYTES, SCAN_FILE_BYTES = 3000, 64 << 20, 4 << 20
 
@@ -176,8 +181,10 @@ def secrets() -> dict[str, Any]:
             matches += [{"path": path, "line": 1, "kind": "file of credentials"}] if data.strip() else []
             continue
         hits: dict[int, str] = {}  # by line, one for each
+        lower = data.lower()
         for name, pattern in compiled.items():
-            hit = pattern.search(data)
+            texts = SECRET_TEXTS.get(name)
+            hit = pattern.search(data) if texts is None or any(text in lower for text in texts) else None
             if hit:
                 hits.setdefault(data[: hit.start()].count(b"\n") + 1, name)
         if kind == "settings":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -55,15 +54,17 @@ def suite_files(root: Path | None) -> dict[str, Path]:
         path = recipes.file(name, folder)
         files[name] = path
         if path.suffix == ".py":
-            needed = _imported_files(ast.parse(path.read_text(encoding="utf-8")))
+            needed = _imported_files(path.read_text(encoding="utf-8"))
             todo += [needed_path for needed_path in needed if recipes.file(needed_path, folder).exists()]
     return dict(sorted(files.items()))
 
 
-def _imported_files(code: ast.Module) -> Iterator[str]:
+@cache
+def _imported_files(source: str) -> tuple[str, ...]:
     """Modules of gpukiln that a module imports, and data files that it reads with `data(NAME)`."""
     names: list[str] = []
-    for node in ast.walk(code):
+    files: list[str] = []
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module:
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
@@ -71,5 +72,6 @@ def _imported_files(code: ast.Module) -> Iterator[str]:
         # gpukiln.catalog.load.data(NAME) reads catalog/data/NAME.yaml.
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "data":
             texts = [str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)]
-            yield from (f"gpukiln/catalog/data/{name}.yaml" for name in texts)
-    yield from (f"{name.replace('.', '/')}.py" for name in names if name.startswith("gpukiln."))
+            files += [f"gpukiln/catalog/data/{name}.yaml" for name in texts]
+    files += [f"{name.replace('.', '/')}.py" for name in names if name.startswith("gpukiln.")]
+    return tuple(files)

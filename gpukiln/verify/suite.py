@@ -97,6 +97,8 @@ def run_suite(
             "-q",
             "--tb=short",
             "-p",
+            "testinfra.plugin",
+            "-p",
             # The suite may lie in an installed wheel, where pytest can't write its cache.
             "no:cacheprovider",
             "-o",
@@ -200,6 +202,8 @@ def _run(
     # PYTEST_ADDOPTS and PYTEST_PLUGINS of an outer pytest would change this one.
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH", "")]))
+    # What else is installed has no part in it, and takes a second to import.
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     # The suite may belong to root, and a checkout stays clean.
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])  # ansible

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import functools
 import gzip
 import json
 import re
@@ -206,6 +207,7 @@ def _file(path: str, text: str, mode: str) -> dict[str, str]:
     return {**entry, "content": base64.b64encode(text.encode()).decode(), "encoding": "b64"}
 
 
+@functools.cache
 def _without_comments(text: str) -> str:
     """Python without docstrings and lines of comments: they would take a fifth of what fits."""
     dropped: set[int] = set()

@@ -4,6 +4,7 @@ A kill point is after each call of a cloud or a cluster that changes something o
 before each change of a file in some folders.
 """
 
+import gc
 import itertools
 import json
 import os
@@ -122,6 +123,7 @@ def _run_in_copy(work: Work, folders: tuple[Path, ...], number: int) -> tuple[in
     pid = os.fork()
     if pid == 0:
         code = 1
+        gc.disable()  # a collection touches every object, and so copies the whole memory of the parent
         try:
             os.close(read)
             _install_hooks(folders, number, write)

@@ -5,6 +5,7 @@ It is gpukiln's own extension of moto, behind a layer that can fail. /test/fault
 """
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -95,14 +96,26 @@ class Faulty:
             answer = inside(self, **asked)
         elif what == "state":
             set_image_state(**asked)
+        elif what == "forget":
+            forget_terminated()
         elif what == "reset":
             reset(self.application._layout)
             self.application._blocks.__init__(self.application._layout)  # client tokens are unknown again
             self.faults, self.calls = [], []
-        elif what == "end":
-            threading.Thread(target=self.end, daemon=True).start()
         start_response("200 OK", [("Content-Type", "application/json")])
-        return [json.dumps(answer).encode()]
+        body = [json.dumps(answer).encode()]
+        return _Last(body, self.end) if what == "end" else body
+
+
+class _Last(list):
+    """An answer after which the server ends; werkzeug closes it when it is sent."""
+
+    def __init__(self, body, end):
+        super().__init__(body)
+        self.end = end
+
+    def close(self):
+        threading.Thread(target=self.end, daemon=True).start()
 
 
 def _faulty(application, environ, start_response, fault):
@@ -238,6 +251,17 @@ def set_image_state(*, region, image_id, state):
     ec2_backends[DEFAULT_ACCOUNT_ID][region].amis[image_id].state = state
 
 
+def forget_terminated():
+    """As EC2 does within an hour of their end; until then each listing has them all, and takes longer."""
+    from moto.core.models import DEFAULT_ACCOUNT_ID  # noqa: PLC0415 - moto reads its settings first
+    from moto.ec2.models import ec2_backends  # noqa: PLC0415 - moto reads its settings first
+
+    for ec2 in ec2_backends[DEFAULT_ACCOUNT_ID].values():
+        for reservation in [*ec2.reservations.values()]:
+            if all(instance.state == "terminated" for instance in reservation.instances):
+                del ec2.reservations[reservation.id]
+
+
 def metadata(*, region, instance_id, path):
     """What an instance's metadata service answers below meta-data; null: no such thing."""
     from moto.core.models import DEFAULT_ACCOUNT_ID  # noqa: PLC0415 - moto reads its settings first
@@ -287,6 +311,9 @@ def _start(_, instance):
 
 def main():
     os.environ.update(MOTO_SETTINGS)
+    logging.getLogger("werkzeug").setLevel(
+        logging.WARNING
+    )  # a line for each request costs a tenth of its time
     layout = Layout(Path(sys.argv[1]))
     layout.create()
     from moto.moto_server.werkzeug_app import (  # noqa: PLC0415 - reads MOTO_SETTINGS when imported

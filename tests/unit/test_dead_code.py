@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -21,10 +22,20 @@ def modules() -> tuple[tuple[str, ast.Module], ...]:
     return tuple((str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))) for path in files)
 
 
+def blocks(module: ast.Module) -> Iterator[ast.AST]:
+    """The module, and every statement in it; expressions, most of a tree, have no blocks."""
+    todo: list[ast.AST] = [module]
+    while todo:
+        yield (node := todo.pop())
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, field, None)
+            todo += inner if isinstance(inner, list) else []
+
+
 def stray_texts(module: ast.Module) -> list[int]:
     """Lines of texts that explain nothing: neither first in a body nor below an assignment."""
     found = []
-    for node in ast.walk(module):
+    for node in blocks(module):
         body = getattr(node, "body", None)
         for number, line in enumerate(body if isinstance(body, list) else ()):
             is_text = isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
@@ -41,6 +52,8 @@ def stray_texts(module: ast.Module) -> list[int]:
 def test_every_text_explains_what_stands_above_it() -> None:
     assert stray_texts(ast.parse("import a\n'b'\n")) == [2]
     assert stray_texts(ast.parse("'a'\nb = 1\n'b'\n")) == []
+    nested = "def f():\n    try:\n        pass\n    except E:\n        import a\n        'b'\n"
+    assert stray_texts(ast.parse(nested)) == [6]
     assert [f"{name}:{line}" for name, module in modules() for line in stray_texts(module)] == []
 
 

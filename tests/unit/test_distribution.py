@@ -1,28 +1,92 @@
 """Where the suite runs in several processes, what shares an image or a machine stays in one of them."""
 
-import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+OF_ONE_IMAGE = ["tests/e2e/test_build.py", "tests/e2e/test_rehearsal.py"]
+OF_THREE_MACHINES = "tests/e2e/test_runtime_platforms.py"
 
 
-def who_ran(*modules):
-    """Pairs of a process and the name of a test."""
-    command = [sys.executable, "-m", "pytest", "-v", "--no-e2e", "-n3", "--dist=loadscope", *modules]
+class Process:
+    """A process of pytest as a scheduler of pytest-xdist sees it: it takes tests, and runs none."""
+
+    def __init__(self, name: str) -> None:
+        self.gateway = SimpleNamespace(id=name)
+        self.workerinput = {"workerid": name}
+        self.shutting_down = False
+        self.taken: list[int] = []
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        self.taken += indices
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+@pytest.fixture(scope="module")
+def collected() -> list[str]:
+    """The ids of the tests of the three modules, as pytest collects them."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-q",
+        "-n0",
+        *OF_ONE_IMAGE,
+        OF_THREE_MACHINES,
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return set(re.findall(r"^\[(gw\d)\].* (tests/e2e/\w+\.py::\S+)", done.stdout, re.MULTILINE))
+    return [line for line in done.stdout.splitlines() if line.startswith("tests/e2e/") and "::" in line]
 
 
-def test_the_modules_that_share_an_image_run_in_one_process():
-    modules = ["tests/e2e/test_build.py", "tests/e2e/test_rehearsal.py"]
-    ran = who_ran(*modules)
-    assert {test.partition("::")[0] for _, test in ran} == set(modules)
-    assert len({worker for worker, _ in ran}) == 1  # two modules of two images get one each
+def who_ran(config: pytest.Config, tests: list[str]) -> dict[str, set[str]]:
+    """The tests of each of three processes, as the scheduler that pytest-xdist would use distributes them."""
+    options: dict[str, Any] = {"dist": "loadscope", "loadscopereorder": False, "tx": ["popen"] * 3}
+    asked: Any = SimpleNamespace(
+        getoption=options.__getitem__,
+        getvalue=options.__getitem__,
+        option=SimpleNamespace(**options),
+        hook=SimpleNamespace(),
+    )
+    # the hook as pytest-xdist calls it: tests/conftest.py comes before its own
+    scheduler = config.hook.pytest_xdist_make_scheduler(config=asked, log=None)
+    processes = [Process(f"gw{number}") for number in range(3)]
+    for process in processes:
+        scheduler.add_node(process)
+        scheduler.add_node_collection(process, tests)
+    assert scheduler.collection_is_completed
+    scheduler.schedule()
+    ran: defaultdict[str, set[str]] = defaultdict(set)
+    while any(process.taken for process in processes):
+        for process in processes:
+            while process.taken:
+                index = process.taken.pop(0)
+                ran[process.gateway.id].add(tests[index])
+                scheduler.mark_test_complete(process, index)
+    assert sorted(test for its in ran.values() for test in its) == sorted(tests)
+    return ran
 
 
-def test_each_machine_of_a_module_is_in_one_process_and_they_are_apart():
-    ran = who_ran("tests/e2e/test_runtime_platforms.py")
-    machines = {(worker, test[test.index("[") :]) for worker, test in ran}
-    assert len(machines) == len({worker for worker, _ in machines}) == 3
+def test_the_modules_that_share_an_image_run_in_one_process(
+    collected: list[str], request: pytest.FixtureRequest
+) -> None:
+    tests = [test for test in collected if test.partition("::")[0] in OF_ONE_IMAGE]
+    assert {test.partition("::")[0] for test in tests} == set(OF_ONE_IMAGE)
+    assert len(who_ran(request.config, tests)) == 1  # two modules of two images get one each
+
+
+def test_each_machine_of_a_module_is_in_one_process_and_they_are_apart(
+    collected: list[str], request: pytest.FixtureRequest
+) -> None:
+    tests = [test for test in collected if test.startswith(OF_THREE_MACHINES)]
+    ran = who_ran(request.config, tests)
+    machines = {(process, test[test.index("[") :]) for process, its in ran.items() for test in its}
+    assert len(machines) == len({process for process, _ in machines}) == 3

@@ -23,6 +23,7 @@ HERE = "--region says where to look"
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # a thousand images, loaded for every test
     with mock_aws():
         yield SimpleNamespace(
             name="aws", region="us-west-2", client=lambda name: boto3.client(name, region_name="us-west-2")
@@ -31,7 +32,7 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def made(cloud: Any, count: int) -> list[str]:
     ec2 = cloud.client("ec2")
-    image = ec2.describe_images()["Images"][0]["ImageId"]
+    image = ec2.register_image(Name="base", RootDeviceName="/dev/xvda")["ImageId"]
     [machine] = ec2.run_instances(ImageId=image, MinCount=1, MaxCount=1)["Instances"]
     asked = [{"InstanceId": machine["InstanceId"], "Name": f"image{number}"} for number in range(count)]
     return sorted(ec2.create_image(**one)["ImageId"] for one in asked)

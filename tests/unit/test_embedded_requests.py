@@ -67,6 +67,21 @@ def test_a_token_that_nobody_gave(ec2, call):
     assert code_of(getattr(ec2, f"describe_{call}"), NextToken="garbage") == "InvalidParameterValue"
 
 
+def test_a_resource_has_the_tags_that_describe_tags_lists(ec2, image_id):
+    """Two ways to the same tags: by the resource's id, and by a filter over all tags."""
+    [group] = ec2.describe_security_groups()["SecurityGroups"]
+    ec2.create_tags(Resources=[image_id, group["GroupId"]], Tags=[{"Key": "colour", "Value": "blue"}])
+    ec2.create_tags(Resources=[image_id], Tags=[{"Key": "colour", "Value": "red"}])
+    [image] = ec2.describe_images(ImageIds=[image_id])["Images"]
+    [group] = ec2.describe_security_groups(**only("tag:colour", "blue"))["SecurityGroups"]
+    for name, resource, value in ((image_id, image, "red"), (group["GroupId"], group, "blue")):
+        listed = ec2.describe_tags(**only("resource-id", name))["Tags"]
+        assert {"Key": "colour", "Value": value} in resource["Tags"]
+        assert resource["Tags"] == [{"Key": tag["Key"], "Value": tag["Value"]} for tag in listed]
+    ec2.delete_tags(Resources=[group["GroupId"]], Tags=[{"Key": "colour"}])
+    assert ec2.describe_security_groups(**only("tag:colour", "blue"))["SecurityGroups"] == []
+
+
 def test_pages_go_on(ec2, image_id):
     for number in range(3):
         ec2.copy_image(SourceImageId=image_id, SourceRegion=HOME, Name=f"copy-{number}")

@@ -167,28 +167,37 @@ def rules(files, tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def alert_rules(rules, tmp_path_factory):
-    """Without what no alert reads, which promtool would evaluate at every minute."""
-    document = yaml.safe_load(rules.read_text())
-    for group in document["groups"]:
-        group["rules"] = [one for one in group["rules"] if one.get("record") != records.PRICE]
-    document["groups"] = [one for one in document["groups"] if one["name"] != "gpukiln-use"]
-    path = tmp_path_factory.mktemp("alerts") / "rules.yaml"
-    path.write_text(yaml.safe_dump(document))
-    return path
-
-
 def series(found):
     return [{"series": name, "values": values} for name, values in found.items()]
 
 
-def judged(rules, cases):
-    """Runs cases of promtool; returns what it says of those that fail."""
+def only(document, names):
+    """The rules of these names, and those that they read: promtool evaluates every rule at every minute."""
+    every = [
+        (rule.get("alert") or rule["record"], rule) for one in document["groups"] for rule in one["rules"]
+    ]
+    kept, read = set(), {*names}
+    while read:
+        kept |= read
+        texts = " ".join(rule["expr"] for name, rule in every if name in read)
+        read = {name for name, _ in every} & {*re.findall(r"[\w:]+", texts)} - kept
+    groups = [
+        {**one, "rules": [rule for rule in one["rules"] if kept & {rule.get("alert"), rule.get("record")}]}
+        for one in document["groups"]
+    ]
+    return {"groups": [one for one in groups if one["rules"]]}
+
+
+def judged(rules, cases, *names):
+    """Runs cases of promtool with the rules of these names; returns what it says of those that fail."""
+    document = only(yaml.load(rules.read_text(), yaml.CSafeLoader), names)
+    needed = rules.parent / "needed.yaml"
+    needed.write_text(yaml.dump(document, Dumper=yaml.CSafeDumper))
+    there = {one["name"] for one in document["groups"]}
     document = {
-        "rule_files": [str(rules)],
+        "rule_files": [str(needed)],
         "evaluation_interval": "1m",
-        "group_eval_order": list(promtool.GROUPS),
+        "group_eval_order": [name for name in promtool.GROUPS if name in there],
         "tests": [{"interval": "1m", **one} for one in cases],
     }
     path = rules.parent / "test.yaml"
@@ -218,40 +227,48 @@ def test_every_alert_has_its_cases_and_its_section():
 
 
 @pytest.mark.parametrize("alert", CASES)
-def test_an_alert_fires(alert_rules, alert):
-    assert not judged(alert_rules, [firing(alert, found, 1) for found in CASES[alert][0]])
+def test_an_alert_fires(rules, alert):
+    assert not judged(rules, [firing(alert, found, 1) for found in CASES[alert][0]], alert)
 
 
 @pytest.mark.parametrize("alert", CASES)
-def test_an_alert_does_not_fire(alert_rules, alert):
-    assert not judged(alert_rules, [firing(alert, found, 0) for found in CASES[alert][1]])
+def test_an_alert_does_not_fire(rules, alert):
+    assert not judged(rules, [firing(alert, found, 0) for found in CASES[alert][1]], alert)
 
 
-def test_a_case_that_is_wrong_is_told(alert_rules):
-    assert "FAILED" in judged(alert_rules, [firing("GpuHot", {TEMP: "20x140"}, 1)])
+def test_a_case_that_is_wrong_is_told(rules):
+    assert "FAILED" in judged(rules, [firing("GpuHot", {TEMP: "20x140"}, 1)], "GpuHot")
 
 
-def test_a_driver_past_its_end_of_life(alert_rules, tmp_path):
+def test_the_rules_of_a_name_are_those_that_it_reads(rules):
+    document = yaml.safe_load(rules.read_text())
+    groups = {one["name"]: one["rules"] for one in only(document, ["GpuHot"])["groups"]}
+    assert {one["record"] for one in groups["gpukiln-facts"]} == {"gpukiln:gpu_slowdown_celsius"}
+    assert [one["alert"] for one in groups["gpukiln-alerts"]] == ["GpuHot"]
+    assert "gpukiln-use" not in groups
+
+
+def test_a_driver_past_its_end_of_life(rules, tmp_path):
     # promtool's time starts in 1970: there the end comes after an hour.
     end = int(datetime(2026, 6, 1, tzinfo=UTC).timestamp())
     assert drivers.branches()[535].eol == date(2026, 6, 1)
-    assert f"vector({end})" in alert_rules.read_text()
+    assert f"vector({end})" in rules.read_text()
     path = tmp_path / "rules.yaml"
-    path.write_text(alert_rules.read_text().replace(f"vector({end})", "vector(3600)"))
+    path.write_text(rules.read_text().replace(f"vector({end})", "vector(3600)"))
     other = OTHER.replace("n1", "n2")
     found = {
         f'DCGM_FI_DEV_GPU_TEMP{{{T4},DCGM_FI_DRIVER_VERSION="535.309.01"}}': "40x140",
         f'DCGM_FI_DEV_GPU_TEMP{{{other},DCGM_FI_DRIVER_VERSION="580.178.04"}}': "40x140",
     }
     alert = "GpuDriverEndOfLife"
-    assert not judged(path, [firing(alert, found, 0, "60m"), firing(alert, found, 1, "61m")])
+    assert not judged(path, [firing(alert, found, 0, "60m"), firing(alert, found, 1, "61m")], alert)
     soon = "GpuDriverEndsSoon"
-    assert not judged(path, [firing(soon, found, 1, "59m"), firing(soon, found, 0, "61m")])
+    assert not judged(path, [firing(soon, found, 1, "59m"), firing(soon, found, 0, "61m")], soon)
     path.write_text(path.read_text().replace("vector(3600)", f"vector({61 * 86400})"))
-    assert not judged(path, [firing(soon, found, 0, "59m")])
+    assert not judged(path, [firing(soon, found, 0, "59m")], soon)
 
 
-def test_an_alert_says_where_and_what_to_do(alert_rules):
+def test_an_alert_says_where_and_what_to_do(rules):
     [one] = [one for one in alerts.alerts(SETTINGS) if one.name == "GpuIdle"]
     case = {
         "input_series": series({BUSY: "0x140"}),
@@ -280,14 +297,14 @@ def test_an_alert_says_where_and_what_to_do(alert_rules):
             }
         ],
     }
-    assert not judged(alert_rules, [case])
+    assert not judged(rules, [case], one.name)
 
 
 def test_what_is_idle_is_a_setting(tmp_path):
     path = tmp_path / "rules.yaml"
     path.write_text(monitoring.files(replace(SETTINGS, idle_percent=50, idle_minutes=10))[monitoring.RULES])
-    assert not judged(path, [firing("GpuIdle", {BUSY: "0.4x20"}, 1, "15m")])
-    assert not judged(path, [firing("GpuIdle", {BUSY: "0.6x20"}, 0, "15m")])
+    assert not judged(path, [firing("GpuIdle", {BUSY: "0.4x20"}, 1, "15m")], "GpuIdle")
+    assert not judged(path, [firing("GpuIdle", {BUSY: "0.6x20"}, 0, "15m")], "GpuIdle")
 
 
 # ---- records
@@ -334,7 +351,8 @@ def test_gpus_hours_and_money_by_namespace(rules):
             "exp_samples": [{"labels": f'{records.UNPRICED}{{instance_type="own.machine"}}', "value": 1}],
         }
     )
-    assert not judged(rules, [{"input_series": series(found), "promql_expr_test": tests}])
+    names = (*wanted, records.UNPRICED)
+    assert not judged(rules, [{"input_series": series(found), "promql_expr_test": tests}], *names)
 
 
 def test_an_hour_that_ended_early_counts_as_far_as_it_went(rules):
@@ -342,7 +360,9 @@ def test_an_hour_that_ended_early_counts_as_far_as_it_went(rules):
     case = {"expr": "round(gpukiln:namespace_gpu_hours:1h, 0.01)", "eval_time": "50m"}
     sample = {"labels": '{exported_namespace="vision"}', "value": 0.33}
     assert not judged(
-        rules, [{"input_series": series(found), "promql_expr_test": [{**case, "exp_samples": [sample]}]}]
+        rules,
+        [{"input_series": series(found), "promql_expr_test": [{**case, "exp_samples": [sample]}]}],
+        "gpukiln:namespace_gpu_hours:1h",
     )
 
 

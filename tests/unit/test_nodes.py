@@ -86,7 +86,8 @@ def request_of(tmp_path):
 
 def run(request: PlaybookRequest, folder: Path) -> RunResult:
     folder.mkdir(exist_ok=True)
-    return run_playbook(request, list_hosts(request), folder, lambda *_: None)
+    hosts = [request.limit] if request.limit else ["good", "bad", "gone", "later"]
+    return run_playbook(request, hosts, folder, lambda *_: None)
 
 
 def test_every_host_has_its_own_outcome_and_a_failed_batch_is_the_last(request_of, tmp_path):
@@ -180,6 +181,7 @@ def test_a_second_run_changes_nothing_and_ctrl_c_works_after_it(request_of, tmp_
 
 def test_hosts_of_the_inventory(request_of):
     assert list_hosts(request_of(limit="good,later")) == ["good", "later"]
+    assert list_hosts(request_of()) == ["good", "bad", "gone", "later"]
     with pytest.raises(UsageError) as caught:
         list_hosts(request_of(limit="goood"))
     assert "leaves no host" in caught.value.message
@@ -301,6 +303,17 @@ def test_a_misspelt_variable_of_a_role_is_refused_with_the_nearest_name(tmp_path
     assert f"is {near} meant?" in caught.value.hint
 
 
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """An inventory with a host that is in no group, and what Ansible reads in it."""
+    file = tmp_path_factory.mktemp("mixed") / "hosts.yml"
+    file.write_text(
+        "all:\n  hosts: {bastion: {}}\n  children:\n    h100: {hosts: {gpu-1: {}}}\n"
+        "    site: {children: {t4: {hosts: {gpu-2: {}}}}}\n"
+    )
+    return file, read_inventory(PlaybookRequest(playbook="node.yml", inventory=file))
+
+
 @pytest.mark.parametrize(
     ("limit", "words"),
     [
@@ -318,14 +331,10 @@ def test_a_misspelt_variable_of_a_role_is_refused_with_the_nearest_name(tmp_path
         ("all:!ungrouped", ""),
     ],
 )
-def test_hosts_of_a_mixed_inventory_that_are_in_no_group_are_named(tmp_path, limit, words):
-    file = tmp_path / "hosts.yml"
-    file.write_text(
-        "all:\n  hosts: {bastion: {}}\n  children:\n    h100: {hosts: {gpu-1: {}}}\n"
-        "    site: {children: {t4: {hosts: {gpu-2: {}}}}}\n"
-    )
+def test_hosts_of_a_mixed_inventory_that_are_in_no_group_are_named(mixed, limit, words):
+    file, inventory = mixed
     request = PlaybookRequest(playbook="node.yml", inventory=file, limit=limit)
-    assert ungrouped_warning(request, read_inventory(request), list_hosts(request)) == words
+    assert ungrouped_warning(request, inventory, list_hosts(request)) == words
 
 
 def test_an_inventory_without_groups_needs_no_word(request_of):

@@ -74,6 +74,7 @@ def typed(
     for one in ("us-west-2", "eu-west-1"):
         for found in find_workspaces(Cloud(one)):
             run("down", found.name, "--force", "--yes", "--owner", found.owner, "--region", one)
+    tell("forget")
 
 
 def tag(stage: str, name: str = "gpukiln:stage") -> None:

@@ -54,6 +54,7 @@ def image():
 @pytest.fixture
 def wanted(image, tmp_path, monkeypatch):
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
+    plan_of(image)  # its calls are none of a test's
     yield Workspace(
         f"up-{next(NAMES)}",
         "ann",
@@ -92,6 +93,7 @@ def start(wanted, say=at_once):
 def down(wanted, *, keep_home=False):
     for found in lifecycle.find_workspaces(Cloud(), wanted.workspace_name):
         lifecycle.remove_workspace(Cloud(), wanted, found, keep_home=keep_home, sleep=at_once)
+    tell("forget")
 
 
 def left(wanted):
@@ -354,6 +356,7 @@ def put_away(monkeypatch):
 @pytest.mark.parametrize("options", [{"force": True}, {"keep_home": True}])
 def test_down_killed_anywhere_and_typed_again_it_is_as_if_never_killed(wanted, tmp_path, put_away, options):
     def raise_again():
+        tell("forget")
         (tmp_path / "workspaces/known/embedded-us-west-2.json").unlink(missing_ok=True)  # machines before
         found = start(wanted)
         if options.get("force"):

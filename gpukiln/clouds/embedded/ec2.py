@@ -6,17 +6,23 @@ parsing, checks and answers. A call that changes a machine returns at once with 
 """
 
 import base64
+import functools
 import threading
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
+from moto import backends
+from moto.core import responses
 from moto.core.types import Base64EncodedString
-from moto.core.utils import utcnow
+from moto.core.utils import method_names_from_class, utcnow
 from moto.ec2.exceptions import EC2ClientError, MissingParameterError, UnvailableAMIIdError
 from moto.ec2.models import EC2Backend
+from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.models.instances import Instance
 from moto.ec2.responses.general import General
 from moto.ec2.responses.instances import InstanceResponse
+from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, get_prefix
 from moto.iam.models import IAMBackend
 from moto.secretsmanager.models import SecretsManagerBackend
 from moto.ssm.models import SimpleSystemManagerBackend
@@ -63,6 +69,10 @@ def install(machines: Machines) -> None:
     extend_image_calls()
     extend_requests()
     extend_signing()
+    # moto lists its own folder, and the methods of a class, with each request.
+    services = [*backends.list_of_moto_modules()]
+    _replace(backends, list_of_moto_modules=lambda: services)
+    _replace(responses, method_names_from_class=functools.cache(method_names_from_class))
 
     def create_default_vpc(self: Any) -> Any:
         vpc = self.create_vpc(cidr_block=machines.vpc_cidr(self.region_name), is_default=True)
@@ -80,6 +90,7 @@ def install(machines: Machines) -> None:
 
     _replace(EC2Backend, create_default_vpc=create_default_vpc)
     _replace(General, get_console_output=get_console_output)
+    _replace(TaggedEC2Resource, get_tags=_tags_of)
 
 
 def _publish_base(layout: Layout) -> None:
@@ -242,6 +253,17 @@ def _modify_metadata_options(self: Any, instance_id: str, **changes: Any) -> Any
     return options
 
 
+def _tags_of(self: Any) -> list[dict[str, str]]:
+    """A resource's tags by its id; moto matches each tag of the region with a pattern of the id."""
+    if not self.id:
+        return []
+    kind = EC2_PREFIX_TO_RESOURCE.get(get_prefix(self.id), "")
+    return [
+        {"resource_id": self.id, "key": key, "value": value, "resource_type": kind}
+        for key, value in self.ec2_backend.tags.get(self.id, {}).copy().items()
+    ]
+
+
 def _block_device_mappings(self: Any) -> Any:
     return self._get_param("BlockDeviceMappings", [])
 
@@ -255,6 +277,6 @@ def _method(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return method
 
 
-def _replace(owner: type, **members: Any) -> None:
+def _replace(owner: type | ModuleType, **members: Any) -> None:
     for name, member in members.items():
         setattr(owner, name, member)

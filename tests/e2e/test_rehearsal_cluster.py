@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukiln.clouds.embedded.cluster.programs import SERVER, TOOLKIT, VARIABLE
+from gpukiln.clouds.embedded.cluster.programs import PLUGIN, SERVER, TOOLKIT, VARIABLE
 from gpukiln.kubernetes.cluster import Cluster
 from tests.support.control_plane import has, why_none
 
@@ -32,13 +32,18 @@ def cloud(image_cloud):
     image_cloud.invoke("cloud.cluster", "down")
 
 
+def start(cloud, *options):
+    """Start the cluster anew; its status."""
+    cloud.invoke("cloud.cluster", "down")
+    status = json.loads(cloud.invoke("cloud.cluster", "up", *options, "--json").stdout)["cluster"]
+    assert all(status["programs"].values())
+    return status
+
+
 @pytest.fixture
 def status(cloud):
     """The status of the cluster, newly started."""
-    cloud.invoke("cloud.cluster", "down")
-    status = json.loads(cloud.invoke("cloud.cluster", "up", "--json").stdout)["cluster"]
-    assert all(status["programs"].values())
-    return status
+    return start(cloud)
 
 
 def verify(cloud, *arguments):
@@ -80,6 +85,18 @@ def test_the_image_passes_as_a_node(cloud, status):
     assert {name: found[f"cluster.{name}"] for name in passed} == dict.fromkeys(passed, "passed")
     # no feature discovery and no DCGM here
     assert found["cluster.labels"] == found["cluster.dcgm"] == "not run"
+    nothing_left(cloud, status)
+
+
+def test_without_nvidias_plugin_a_stand_in_gives_out_the_gpus(cloud, tmp_path):
+    for program in Path(os.environ[VARIABLE]).iterdir():
+        if program.name != PLUGIN:
+            (tmp_path / program.name).symlink_to(program)
+    status = start(cloud, "--assets", str(tmp_path))
+    assert not status["device_plugin"]
+    verdict, done = verify(cloud)
+    assert done.returncode == 0, done.stderr
+    assert outcomes(verdict)["cluster.two-pods"] == "passed"
     nothing_left(cloud, status)
 
 

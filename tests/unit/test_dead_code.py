@@ -4,7 +4,6 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,9 @@ PROGRAMS = ("gpukiln", "ansible", "roles", "bench", "molecule", "tests/host", "t
 PLUGINS = ("gpukiln/verify/plugin.py", "gpukiln/verify/buildah_backend.py")  # called by their names
 
 
-@cache
+@pytest.fixture(scope="module")
 def modules() -> tuple[tuple[str, ast.Module], ...]:
+    """300 MiB, which would slow down each fork of later tests if they stayed."""
     files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
     return tuple((str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))) for path in files)
 
@@ -49,12 +49,12 @@ def stray_texts(module: ast.Module) -> list[int]:
     return found
 
 
-def test_every_text_explains_what_stands_above_it() -> None:
+def test_every_text_explains_what_stands_above_it(modules: tuple[tuple[str, ast.Module], ...]) -> None:
     assert stray_texts(ast.parse("import a\n'b'\n")) == [2]
     assert stray_texts(ast.parse("'a'\nb = 1\n'b'\n")) == []
     nested = "def f():\n    try:\n        pass\n    except E:\n        import a\n        'b'\n"
     assert stray_texts(ast.parse(nested)) == [6]
-    assert [f"{name}:{line}" for name, module in modules() for line in stray_texts(module)] == []
+    assert [f"{name}:{line}" for name, module in modules for line in stray_texts(module)] == []
 
 
 def names_used(path: Path) -> Counter[str]:
@@ -86,11 +86,13 @@ def steps(module: str) -> set[str]:
     return {f"{verb}_{name}" for verb in ("look", "decide") for name in named}
 
 
-def test_nothing_is_there_for_its_test_only(used: Counter[str]) -> None:
+def test_nothing_is_there_for_its_test_only(
+    used: Counter[str], modules: tuple[tuple[str, ast.Module], ...]
+) -> None:
     assert unused(Counter(f=1, g=2), ast.parse("def f(): pass\ndef g(): pass\n@a\ndef h(): pass\n")) == ["f"]
     found = [
         f"{name}: {function}"
-        for name, module in modules()
+        for name, module in modules
         if name.startswith(("gpukiln/", "roles/", "bench/")) and name not in PLUGINS
         for function in unused(used, module)
         if function not in ("FilterModule", "LookupModule")  # Ansible's names

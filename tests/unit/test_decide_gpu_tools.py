@@ -1,6 +1,7 @@
 """What the role gpu_tools decides: tables, without any machine."""
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,14 @@ CUTS = {"version": "v1", "mig-configs": {"one": [{"devices": "all", "mig-enabled
 RUNS = {"there": True, "enabled": "enabled", "active": "active", "reload": False}
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
+@pytest.fixture(scope="module", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One for all tests: the role packs its program there once, and pytest removes the folder of a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPUKILN_HOME", str(tmp_path_factory.mktemp("home")))
+        gpu_tools._files.cache_clear()
+        yield
+    gpu_tools._files.cache_clear()
 
 
 def bare(**more: Any) -> Node:

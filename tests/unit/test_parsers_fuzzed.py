@@ -169,7 +169,7 @@ OPTIONS: Mapping[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] 
     "cloud.gpus --scarce": (scarcity._parse, (UsageError,)),
     "workspace --set": (lambda word: _assignment(f"a.b={word}"), (UsageError,)),
     "address": (lambda word: refuse_credentials(word, "--url", where="a file"), (UsageError,)),
-    "verdict": (lambda word: verdict_tags._parse("gpukiln:verdict:t", word), (ValueError, KeyError)),
+    "verdict": (lambda word: verdict_tags._parse("ami-1", "gpukiln:verdict:t", word, "t"), (UsageError,)),
     "list of packages": (parse_index, (GpukilnError,)),
     "list of modules": (
         lambda word: _parse_streams(word.encode(), "https://mirror.example"),

@@ -57,7 +57,7 @@ def outcomes(verdict):
 
 
 def failures(verdict):
-    return " ".join(check["message"] for check in verdict["checks"] if check["outcome"] == "failed")
+    return " ".join(check["reason"] for check in verdict["checks"] if check["outcome"] == "failed")
 
 
 def nothing_left(cloud, status):
@@ -84,7 +84,7 @@ def test_the_image_passes_as_a_node(cloud, status):
     passed += ("gpu-counts", "isolated", "plugin-returns", "rejoins")
     assert {name: found[f"cluster.{name}"] for name in passed} == dict.fromkeys(passed, "passed")
     # no feature discovery and no DCGM here
-    assert found["cluster.labels"] == found["cluster.dcgm"] == "not run"
+    assert found["cluster.labels"] == found["cluster.dcgm"] == "not_run"
     nothing_left(cloud, status)
 
 

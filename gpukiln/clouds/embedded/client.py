@@ -265,8 +265,9 @@ def ensure_server(layout: Layout) -> dict[str, Any]:
         status = server_status(layout)
         if status is None and server_runs(layout):
             status = _wait_for_answer(layout)
-        # A server of older code is replaced only when idle: its machines end with it.
-        if status and status["code"] != code_version() and not status["machines"]:
+        # A server of older code is replaced only when idle: its machines and its cluster end with it.
+        idle = status and not status["machines"] and not status.get("cluster")
+        if status and idle and status["code"] != code_version():
             stop_server(layout)
             status = None
         if status is None:

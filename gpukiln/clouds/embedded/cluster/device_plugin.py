@@ -10,6 +10,7 @@ It runs in a pod, as one file with the packages h2, hpack and hyperframe: Python
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -313,4 +314,6 @@ def serve(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    # The first process of a container ignores SIGTERM unless it handles it (pid_namespaces(7)).
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     serve(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)

@@ -39,7 +39,6 @@ if containerd config dump | grep -q 'SystemdCgroup = true'; then driver=systemd;
 sed -i "s/@driver@/$driver/" /etc/kubernetes/kubelet.json
 printf 'LABELS=%s\\nTAINTS=%s\\n' "$1" "$2" >/etc/kubernetes/kubelet.env
 systemctl enable kubelet.service
-# The console is all that can be read of a machine that does not join.
 if ! timeout 300 systemctl start containerd.service gpukiln-pod-image.service kubelet.service; then
   journalctl --quiet --no-pager --output=cat --lines=20 -u containerd -u gpukiln-pod-image -u kubelet \\
     >/dev/console
@@ -57,6 +56,9 @@ ConditionPathExists=/etc/kubernetes/kubelet.env
 EnvironmentFile=/etc/kubernetes/kubelet.env
 ExecStart=@kubelet@ --config=/etc/kubernetes/kubelet.json --kubeconfig=/etc/kubernetes/kubelet.kubeconfig \\
   --hostname-override=@name@ --node-labels=${LABELS} --register-with-taints=${TAINTS}
+# The console is all that can be read of a machine that does not join.
+ExecStopPost=/bin/sh -c '[ "$SERVICE_RESULT" = success ] || \\
+  journalctl --quiet --no-pager --output=cat --lines=3 -u kubelet >/dev/console'
 Restart=always
 RestartSec=5
 [Install]

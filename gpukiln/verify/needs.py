@@ -73,6 +73,8 @@ def _gpu(machine: ExpectedMachine) -> Applicability:
     if facts.has_simulated_gpus and not facts.allow_simulated:
         return _not_run(SIMULATED)
     if facts.allow_simulated and not facts.has_simulated_gpus:
+        # Raises where it is unknown, as of a node on which no pod ran: that has its own finding.
+        facts["simulated"]
         return Applicability(
             "fail",
             "found no simulated GPUs on this machine, which `--simulated` asks for",

@@ -12,6 +12,7 @@ from rich.console import Console
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images.channels import load_channel
 from gpukiln.pipeline.verdict_tags import summarize_verdict, verdict_tags, write_verdict_tags
+from gpukiln.probe.base import NOT_REACHED
 from gpukiln.probe.simulated import NOTE
 from gpukiln.release.needs import require_verified
 from gpukiln.release.notes import make_notes
@@ -76,6 +77,12 @@ def test_simulated_gpus_are_counted_as_nvml_tells_them() -> None:
 def test_who_asks_for_simulated_gpus_takes_no_others() -> None:
     outcome, reason = evaluate_check("gpu.nvml", machine(gpus=1), simulated=True)
     assert (outcome, "found no simulated GPUs" in reason) == ("failed", True)
+
+
+def test_where_nothing_ran_it_is_unknown_whether_gpus_are_simulated() -> None:
+    """As on a node whose pods do not start: that is a finding of its own."""
+    data = {**machine(gpus=1), "simulated": {NOT_REACHED: "no pod started"}}
+    assert evaluate_check("gpu.nvml", data, simulated=True) == ("not_reached", "no pod started")
 
 
 def test_a_real_machine_is_judged_as_before() -> None:

@@ -1,5 +1,6 @@
 """Where the suite runs in several processes, what shares an image or a machine stays in one of them."""
 
+import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -43,7 +44,9 @@ def collected() -> list[str]:
         *OF_ONE_IMAGE,
         OF_THREE_MACHINES,
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    # PYTEST_ADDOPTS may have -v, which lists in another form.
+    env = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
     return [line for line in done.stdout.splitlines() if line.startswith("tests/e2e/") and "::" in line]
 
 

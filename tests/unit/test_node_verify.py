@@ -75,7 +75,8 @@ def test_each_host_is_judged_or_says_why_not(tmp_path):
     gone, here = sorted(found, key=lambda one: one["host"])
     assert gone["verdict"] is None
     assert gone["reason"].startswith("gone can't be verified: Task failed: ")
-    assert gone["reason"].endswith("Connection refused")
+    # Ansible may still write to ssh when ssh has ended.
+    assert gone["reason"].endswith(("Connection refused", "Broken pipe"))
     assert here["verdict"]["profile"] == "node"
     assert sum(here["verdict"]["counts"].values()) > 30
     assert "here (node): " in done.stderr

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import Counter
 
 from tests import folders
 from tests.support.harness import ROOT
@@ -14,6 +15,17 @@ with folder(Path(sys.argv[1])) as path:
     print(path, flush=True)
     time.sleep(600)
 """
+
+
+def same_names(paths):
+    """Names that two modules have: pytest imports both by this name, and runs one."""
+    return {name for name, count in Counter(path.name for path in paths).items() if count > 1}
+
+
+def test_no_two_modules_of_tests_have_one_name(tmp_path):
+    places = [ROOT / "tests/unit", ROOT / "tests/e2e"]
+    assert same_names(path for place in places for path in place.glob("test_*.py")) == set()
+    assert same_names([tmp_path / "a/test_x.py", tmp_path / "b/test_x.py"]) == {"test_x.py"}
 
 
 def hold(parent):

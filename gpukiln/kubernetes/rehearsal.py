@@ -49,12 +49,14 @@ def start(layout: Layout, assets: str, say: Callable[[str], None]) -> dict[str, 
         UsageError: The folder does not exist.
         UnavailableError: A program is missing or does not start.
     """
-    programs = find_programs(assets, layout.kubernetes, say)
-    ensure_server(layout)
-    paths = {name: str(path) for name, path in programs.paths.items()}
-    status = ask_server(layout, START, {"programs": paths})
+    status: dict[str, Any] | None = ensure_server(layout).get("cluster")
+    # Its programs may be looked for in vain, or downloaded, only where they are started.
+    if not status or not all(status["programs"].values()):
+        programs = find_programs(assets, layout.kubernetes, say)
+        paths = {name: str(path) for name, path in programs.paths.items()}
+        status = ask_server(layout, START, {"programs": paths})
     cluster = Cluster(NAME, status["kubeconfig"])
-    plugin = device_plugin(PLUGIN if PLUGIN in paths else STAND_IN)
+    plugin = device_plugin(PLUGIN if status["device_plugin"] else STAND_IN)
     if cluster.get("DaemonSet", PLUGIN, "kube-system") is None:
         cluster.create(plugin)
     return status

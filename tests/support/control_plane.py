@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import yaml
 
+from gpukiln.clouds.embedded.cluster.control_plane import free_ports
 from gpukiln.errors import GpukilnError
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.manifest import Manifest
@@ -47,7 +47,7 @@ def has(program: str) -> bool:
 def control_plane(folder: Path) -> Iterator[Path]:
     """Start etcd, the API server, and a scheduler where there is one; gives a kubeconfig."""
     assets = Path(os.environ[VARIABLE])
-    etcd_port, peer_port, port = _free_ports(3)
+    etcd_port, peer_port, port = free_ports(3)
     kubeconfig = folder / "kubeconfig"
     server = f"https://127.0.0.1:{port}"
     kubeconfig.write_text(yaml.safe_dump(_kubeconfig(server)))
@@ -180,14 +180,3 @@ def _kubeconfig(server: str) -> dict[str, object]:
         "users": [{"name": "admin", "user": {"token": ADMIN}}],
         "contexts": [{"name": "real", "context": {"cluster": "real", "user": "admin"}}],
     }
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()

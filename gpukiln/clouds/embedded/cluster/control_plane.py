@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from gpukiln.clouds.ec2 import wait_until
-from gpukiln.clouds.embedded.cluster.programs import Programs
+from gpukiln.clouds.embedded.cluster.programs import PLUGIN, Programs
 from gpukiln.clouds.embedded.cluster.relay import Relay, egress_proxy
 from gpukiln.clouds.embedded.network import METADATA
 from gpukiln.errors import UnavailableError
@@ -122,15 +122,17 @@ class ControlPlane:
 
     def status(self) -> dict[str, Any] | None:
         """Address and programs; None where there is no cluster."""
-        if not self._processes:
+        # a copy: another thread may be starting the cluster
+        processes = dict(self._processes)
+        if not processes:
             return None
         return {
             "context": NAME,
             "url": f"https://127.0.0.1:{self.port}",
             "kubeconfig": str(self.files.kubeconfig),
             "user_data": str(self.files.user_data),
-            "programs": {name: process.poll() is None for name, process in self._processes.items()},
-            "device_plugin": self.programs is not None and self.programs.has("nvidia-device-plugin"),
+            "programs": {name: process.poll() is None for name, process in processes.items()},
+            "device_plugin": self.programs is not None and self.programs.has(PLUGIN),
         }
 
     def require_programs(self) -> Programs:
@@ -156,7 +158,7 @@ class ControlPlane:
         )
 
         folder = self.files.folder
-        etcd_port, peer_port, self.port = _free_ports(3)
+        etcd_port, peer_port, self.port = free_ports(3)
         authority = CertificateAuthority(folder)
         authority.create()
         authority.issue("server", "kube-apiserver", hosts=("127.0.0.1", METADATA, "kubernetes.default"))
@@ -325,7 +327,7 @@ def _egress(path: Path) -> dict[str, Any]:
     }
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports of 127.0.0.1 that nothing listens on, all different."""
     sockets = [socket.socket() for _ in range(count)]
     try:

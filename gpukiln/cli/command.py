@@ -213,12 +213,13 @@ def exit_code_of(work: Callable[P, int | None], *args: P.args, **kwargs: P.kwarg
         for note in getattr(interrupt, "__notes__", ()):
             print(note, file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # `| head` has read enough: no failure
-        streams.forget_output()
-        return 0
     # What no package has turned into an error of its own, such as a full disk or a folder without permission,
-    # is for the user to fix: a message, no traceback. Last, because BrokenPipeError is an OSError, too.
+    # is for the user to fix: a message, no traceback.
     except OSError as error:
+        # `| head` has read enough: no failure. A broken pipe to a program or a connection is one.
+        if isinstance(error, BrokenPipeError) and streams.reader_has_ended():
+            streams.forget_output()
+            return 0
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         print_error(UnavailableError(what, hint=_os_hint(error)))
         return UnavailableError.exit_code

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpukiln.catalog.load import ROOT
+from gpukiln.cli.command import exit_code_of
 
 CLOSED = "error: standard output is closed\n"
 FULL = "error: standard output can't be written: No space left on device\n"
@@ -50,3 +51,13 @@ def test_what_can_not_be_written_is_told(tmp_path: Path, redirected: str, code: 
     assert told in done.stderr
     assert ("error" in done.stderr) is bool(told)
     assert "cloud.clean" not in done.stderr
+
+
+def test_a_pipe_to_something_else_that_breaks_is_a_failure(capsys):
+    """Only the end of who reads standard output is none."""
+
+    def work():
+        raise BrokenPipeError(32, "Broken pipe")
+
+    assert exit_code_of(work) == 4
+    assert "Broken pipe" in capsys.readouterr().err

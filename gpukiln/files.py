@@ -7,6 +7,7 @@ import errno
 import glob
 import os
 import secrets
+import select
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,3 +109,13 @@ def open_private(path: Path, mode: str = "wb") -> IO[Any]:
 
     encoding = None if "b" in mode else "utf-8"
     return open(path, mode, encoding=encoding, opener=opener)
+
+
+def reader_has_ended(file: Any) -> bool:
+    """Whether a stream, such as standard output, is a pipe that nobody reads any more (poll(2), POLLERR)."""
+    try:
+        poll = select.poll()
+        poll.register(file.fileno(), 0)
+    except (AttributeError, OSError, ValueError):  # it is closed, or is no file
+        return False
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 from gpukiln import recipes
 from gpukiln.cli import streams
 from gpukiln.errors import GpukilnError, UnavailableError
-from gpukiln.files import FULL
+from gpukiln.files import FULL, reader_has_ended
 from gpukiln.options import option
 from gpukiln.programs import SPACE_HINT
 
@@ -217,7 +217,7 @@ def exit_code_of(work: Callable[P, int | None], *args: P.args, **kwargs: P.kwarg
     # is for the user to fix: a message, no traceback.
     except OSError as error:
         # `| head` has read enough: no failure. A broken pipe to a program or a connection is one.
-        if isinstance(error, BrokenPipeError) and streams.reader_has_ended():
+        if isinstance(error, BrokenPipeError) and reader_has_ended(sys.stdout):
             streams.forget_output()
             return 0
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,16 +143,6 @@ def output_named() -> Iterator[None]:
         sys.stdout.flush()
     finally:
         sys.stdout = before
-
-
-def reader_has_ended() -> bool:
-    """Whether standard output is a pipe that nobody reads any more (poll(2), POLLERR)."""
-    try:
-        poll = select.poll()
-        poll.register(sys.stdout.fileno(), 0)
-    except (AttributeError, OSError, ValueError):  # standard output is closed, or is no file
-        return False
-    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def forget_output() -> None:

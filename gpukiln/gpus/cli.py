@@ -9,7 +9,7 @@ import sys
 
 from gpukiln import __version__
 from gpukiln.errors import GpukilnError, UnavailableError, UsageError
-from gpukiln.files import FULL
+from gpukiln.files import FULL, reader_has_ended
 from gpukiln.gpus.model import plain
 from gpukiln.gpus.text import printable
 from gpukiln.gpus.verb import Failure, Options, Verb, document
@@ -118,12 +118,12 @@ def main(argv: list[str] | None = None) -> int:  # noqa: PLR0911 - each kind of 
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # `gpukiln-gpu list | head`: the reader has closed the pipe. Without this the flush at exit fails once
-        # more (Python, signal, "Note on SIGPIPE").
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
     except OSError as error:
+        # `gpukiln-gpu list | head` has read enough: no failure. Another broken pipe is one.
+        if isinstance(error, BrokenPipeError) and reader_has_ended(sys.stdout):
+            # Without this the flush at exit fails once more (Python, signal, "Note on SIGPIPE").
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            return 0
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         hint = "free space on that file system, then try again" if error.errno in FULL else ""
         return _report_failure(verb, options, UnavailableError(what, hint=hint))

@@ -2,7 +2,10 @@
 
 import contextlib
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -321,3 +324,28 @@ def test_what_is_typed_wrong_ends_with_2_and_says_so(
     machine("g4dn.xlarge")
     assert cli.main(words) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_reader_that_has_read_enough_is_no_failure() -> None:
+    """`gpukiln-gpu -h | head -0`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = "import sys\nfrom gpukiln.gpus.cli import main\nsys.exit(main(['-h']))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, cwd=ROOT, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_another_broken_pipe_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pipe to a program that ended too early, for example."""
+
+    def end(*_: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(cli, "run", end)
+    assert cli.main(["list"]) == 4
+    assert "Broken pipe" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gpukiln.clouds.embedded.accelerator import PROCESSORS
 from tests import folders, processor
 
 # What one end-to-end test needs of the machine: the tool, and the Debian package that has it.
@@ -30,6 +31,8 @@ MACHINE_TOOLS = {
 }
 # Processes of the whole suite: an end-to-end test mostly waits for its machine, so two cores serve three.
 WORKERS = 3
+# Three machines boot at once on two cores; what that costs with more of them is said there.
+os.environ.setdefault(PROCESSORS, "1")
 # What the disks of the whole suite take at most, measured every second.
 DISK_GIB = 22
 # Module -> the one before it whose image it needs too.
@@ -37,6 +40,8 @@ SAME_IMAGE = {
     "tests/e2e/test_rehearsal.py": "tests/e2e/test_build.py",
     "tests/e2e/test_workspace.py": "tests/e2e/test_build.py",
 }
+# With it tests have an image that another process of the run bakes (tests/e2e/conftest.py).
+IMAGE_FIXTURE = "image_cloud"
 # Modules in which every parameter is a machine of its own.
 MACHINES_APART = ("tests/e2e/test_runtime_platforms.py", "tests/e2e/test_volumes.py")
 STARTED = time.monotonic()
@@ -185,8 +190,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.e2e)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
+    those_that_wait_last(items)
     if (revision := config.getoption("changed")) is not None:
         nearest_first(revision, items)
+
+
+def those_that_wait_last(items: list[pytest.Item]) -> None:
+    """Moves modules that need the run's image behind those that boot other machines: it is baked first."""
+    waiting = {item.path for item in items if IMAGE_FIXTURE in getattr(item, "fixturenames", ())}
+
+    def place(item: pytest.Item) -> tuple[bool, bool]:
+        return "e2e" not in item.path.parts, item.path in waiting
+
+    items.sort(key=place)  # stable: within a module the order stays
 
 
 def nearest_first(revision: str, items: list[pytest.Item]) -> None:

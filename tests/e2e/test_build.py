@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 import tarfile
-from contextlib import ExitStack
 
 import pytest
 
@@ -181,6 +180,18 @@ def judge(node, *more, gpus=0):
     return {check["id"]: check for check in one["verdict"]["checks"]}
 
 
+def test_a_node_is_compared_with_its_images_record(node):
+    """What the image left out is not asked for, and a package that somebody removed is all that is found."""
+    hosts = node.folder / "hosts.yml"
+    hosts.write_text(json.dumps({"all": {"hosts": {"node": node.variables()}}}))
+    node.read("sudo dpkg --remove --force-depends nvtop")
+    done = node.here.invoke("node.drift", "--inventory", str(hosts), "--json", ok=False)
+    assert done.returncode == 1, done.stderr[-3000:]
+    changes = json.loads(done.stdout)["hosts"]["node"]["changes"]
+    assert changes
+    assert [change for change in changes if "nvtop" not in json.dumps(change)] == []
+
+
 def test_the_suite_finds_what_is_broken_on_a_real_machine(node):
     before = judge(node)
     # the container has this host's kernel
@@ -296,10 +307,9 @@ def test_a_release_gives_another_region_the_very_image(built, here, image):
     assert "versions.toolkit: nvidia_container_toolkit left out" in refused.stderr
 
 
-def bake_only(here, checkout, stages):
-    script = str(ROOT / "tests/support/bake_only.py")
+def bake_only(here, checkout):
     done = subprocess.run(
-        [sys.executable, script, stages],
+        [sys.executable, str(ROOT / "tests/support/bake_only.py")],
         cwd=checkout,
         env={**here.environment, "PYTHONPATH": str(checkout)},
         stdin=subprocess.DEVNULL,
@@ -311,27 +321,22 @@ def bake_only(here, checkout, stages):
     return json.loads(done.stdout)
 
 
-def test_a_bake_from_a_stage_is_the_image_that_every_role_makes(here, built, tmp_path):
+def test_a_bake_from_a_stage_is_the_image_that_every_role_makes(here, built, root, tmp_path):
+    """But for the script that was changed since: the first image is of every role."""
     script = "scripts/bootstrap/eks-gpu-bootstrap.sh"  # of a late role
     changed = copy_checkout(tmp_path / "checkout", {script: ("# Readies a GPU", "# Readies a changed GPU")})
-    late = bake_only(here, changed, "on")
+    late = bake_only(here, changed)
     assert late["stage"]["stage"] == "runtime"
     assert late["stage"]["build_id"] == built[0]["build_id"]
+    assert built[0]["bake"]["stage"] is None
     roles = {task.partition(" : ")[0] for task in late["tasks"] if " : " in task}
     assert {"gpu_bootstrap", "nvtop", "image_record", "image_hygiene"} <= roles
     assert not roles & {"nvidia_driver", "container_runtime"}
-    whole = bake_only(here, changed, "off")
-    assert whole["stage"] is None
-    assert [use["cached"] for use in whole["modules"]] == [True]
-    images = here.aws("ec2", "describe-images", "--image-ids", late["image_id"], whole["image_id"])["Images"]
-    disks = [image["BlockDeviceMappings"][0]["Ebs"]["SnapshotId"] for image in images]
-    with ExitStack() as mounts:
-        roots = [
-            mounts.enter_context(mounted_root(here.home / f"cloud/snapshots/{disk}.raw")) for disk in disks
-        ]
-        assert "a changed GPU" in (roots[0] / "usr/local/sbin/eks-gpu-bootstrap").read_text()
-        assert differences(*roots) == []
-    for image in images:  # no record knows them
-        here.aws("ec2", "deregister-image", "--image-id", image["ImageId"])
-    for disk in disks:
-        here.aws("ec2", "delete-snapshot", "--snapshot-id", disk)
+    [image] = here.aws("ec2", "describe-images", "--image-ids", late["image_id"])["Images"]
+    disk = image["BlockDeviceMappings"][0]["Ebs"]["SnapshotId"]
+    with mounted_root(here.home / f"cloud/snapshots/{disk}.raw") as late_root:
+        installed = "usr/local/sbin/eks-gpu-bootstrap"
+        assert "a changed GPU" in (late_root / installed).read_text()
+        assert [line.partition(": ")[0] for line in differences(root, late_root)] == [installed]
+    here.aws("ec2", "deregister-image", "--image-id", image["ImageId"])  # no record knows it
+    here.aws("ec2", "delete-snapshot", "--snapshot-id", disk)

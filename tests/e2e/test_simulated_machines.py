@@ -1,14 +1,15 @@
-"""Simulated GPUs of machines without a driver of their own: a container and a virtual machine."""
+"""Simulated GPUs of a machine without a driver of its own: of a container.
+
+Those of a virtual machine are in test_volumes.py, where one runs.
+"""
 
 import json
-import shlex
 
 import pytest
 
 from tests.support.harness import SIMULATED, Node, wait_for
 
 pytestmark = pytest.mark.e2e
-VM = "{Key=gpukiln:machine,Value=vm}"
 UUIDS = "nvidia-smi --query-gpu=uuid --format=csv,noheader"
 
 
@@ -93,18 +94,3 @@ def test_they_are_taken_and_given_while_it_runs_and_stay_the_same(here, containe
     wait_for(lambda: container.here.ssh(container.instance, container.key_file, "true").returncode == 0)
     again = container.here.ssh(container.instance, container.key_file, UUIDS)
     assert again.stdout == before
-
-
-def test_a_virtual_machine_has_them_from_its_start_and_sees_changes(here, key, tmp_path):
-    with Node(here, key, tmp_path, options=options("g4dn.xlarge", SIMULATED, VM)) as node:
-        assert "Tesla T4" in node.read("nvidia-smi -L")
-        gpus(here, node, "--set", "0.temperature=77")
-        asked = "nvidia-smi --query-gpu=temperature.gpu --format=csv,noheader"
-        assert node.read(asked).strip() == "77"
-        # what a virtual machine's processes use is said in it
-        pid = node.read("nohup sleep 600 >/dev/null 2>&1 & echo $!").strip()
-        node.read(f"sudo /run/gpukiln-simulated/gpukiln-gpu-load 0 {shlex.quote(pid)} 100 10")
-        assert gpus(here, node)["gpus"][0]["processes"] == [int(pid)]
-        refused = here.invoke("cloud.gpus", node.instance["InstanceId"], "--reset", "0", ok=False)
-        assert refused.returncode == 3
-        assert "gpu-reset" in refused.stderr

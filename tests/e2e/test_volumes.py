@@ -1,38 +1,45 @@
-"""Volumes are disks: the AWS CLI makes and attaches them, and a container and a virtual machine use them."""
+"""Volumes are disks: the AWS CLI makes and attaches them, and a container and a virtual machine use them.
+
+The virtual machine has simulated GPUs, too: for them alone another would have to boot.
+"""
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 from pathlib import Path
 
-import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.support.harness import command_lines, wait_for
+from tests.support.harness import SIMULATED, command_lines, wait_for
 
 pytestmark = pytest.mark.e2e
 
-KIND = "ResourceType=instance,Tags=[{{Key=gpukiln:machine,Value={}}}]"
+KIND = "ResourceType=instance,Tags=[{{Key=gpukiln:machine,Value={}}}{}]"
 ZONE = "us-west-2a"
 
 
 # What differs between the two is how a running one gets and gives a disk; a boot in emulation takes minutes.
 both = pytest.mark.parametrize("machine", ["privileged", "vm"], indirect=True, scope="module")
 container = pytest.mark.parametrize("machine", ["privileged"], indirect=True, scope="module")
+virtual = pytest.mark.parametrize("machine", ["vm"], indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
 def machine(request, here, key):
     """One of a kind, with a second disk from its launch on."""
-    options = ["--tag-specifications", KIND.format(request.param)]
+    is_vm = request.param == "vm"
+    options = ["--tag-specifications", KIND.format(request.param, f",{SIMULATED}" if is_vm else "")]
+    if is_vm:
+        options += ["--instance-type", "g4dn.xlarge"]
     devices = [
         {"DeviceName": "/dev/xvda", "Ebs": {"DeleteOnTermination": False}},
         {"DeviceName": "/dev/sdb", "Ebs": {"VolumeSize": 1}},
     ]
     launched = here.launch(here.base_id(), key, *options, "--block-device-mappings", json.dumps(devices))
-    made = Machine(here, key, launched, is_vm=request.param == "vm")
+    made = Machine(here, key, launched, is_vm=is_vm)
     wait_for(made.is_up, 600)
     yield made
     if not made.has_ended:
@@ -47,14 +54,7 @@ class Machine:
     def __init__(self, here, key, instance, *, is_vm):
         self.here, self.key, self.instance, self.id = here, key, instance, instance["InstanceId"]
         self.is_vm = is_vm
-        settings = here.cloud_environment()
-        self.client = boto3.client(
-            "ec2",
-            region_name="us-west-2",
-            endpoint_url=settings["AWS_ENDPOINT_URL"],
-            aws_access_key_id=settings["AWS_ACCESS_KEY_ID"],
-            aws_secret_access_key=settings["AWS_SECRET_ACCESS_KEY"],
-        )
+        self.client = here.client()
 
     def ec2(self, *arguments):
         return self.here.aws("ec2", *arguments)
@@ -172,6 +172,26 @@ def test_a_volume_is_given_back_when_it_is_not_mounted(here, machine):
     assert "/dev/xvdf" not in m.devices()
 
 
+@virtual
+def test_its_simulated_gpus_are_there_from_its_start_and_change(here, machine):
+    m = machine
+
+    def gpus(*arguments):
+        [known] = json.loads(here.invoke("cloud.gpus", m.id, *arguments, "--json").stdout)["machines"]
+        return known["gpus"]
+
+    assert "Tesla T4" in m.root("nvidia-smi -L")
+    gpus("--set", "0.temperature=77")
+    assert m.root("nvidia-smi --query-gpu=temperature.gpu --format=csv,noheader").strip() == "77"
+    # a virtual machine's processes are known inside it only
+    pid = m.root("nohup sleep 600 >/dev/null 2>&1 & echo $!").strip()
+    m.root(f"/run/gpukiln-simulated/gpukiln-gpu-load 0 {shlex.quote(pid)} 100 10")
+    assert gpus()[0]["processes"] == [int(pid)]
+    refused = here.invoke("cloud.gpus", m.id, "--reset", "0", ok=False)
+    assert refused.returncode == 3
+    assert "gpu-reset" in refused.stderr
+
+
 @container
 def test_a_volume_of_a_snapshot_is_there_after_the_next_start_and_in_an_image(here, machine):
     m = machine
@@ -222,7 +242,7 @@ def test_the_machines_end_keeps_what_was_to_be_kept(here, machine):
 
 
 def _a_machine_of_its_image_has_its_data_until_the_server_is_killed(here, m):
-    other = here.launch(m.image, m.key, "--tag-specifications", KIND.format("privileged"))
+    other = here.launch(m.image, m.key, "--tag-specifications", KIND.format("privileged", ""))
     [kept] = m.client.describe_volumes(
         Filters=[
             {"Name": "attachment.instance-id", "Values": [other["InstanceId"]]},

@@ -50,8 +50,12 @@ def disk_arguments(node: str, bus: Bus, *, serial: str) -> tuple[str, ...]:
 
 
 def overlay(disk: Path, target: Path) -> Path:
-    """A disk of its own for one machine, of which only the changes are written."""
-    command = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", disk, target]
+    """A disk of its own for one machine, of which only the changes are written.
+
+    Args:
+        disk: What it begins with: raw or qcow2, as its name ends.
+    """
+    command = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", disk.suffix[1:], "-b", disk, target]
     subprocess.run(command, check=True)
     return target
 
@@ -97,7 +101,8 @@ class ExportedMachine:
         node = {"driver": "qcow2", "node-name": "root", "discard": "unmap"}
         node["file"] = {"driver": "file", "filename": str(disk), "cache": {"direct": False, "no-flush": True}}
         command = [
-            *("qemu-system-x86_64", "-machine", "q35", *accelerator.arguments(), "-smp", "2", "-m", "2048"),
+            *("qemu-system-x86_64", "-machine", "q35", *accelerator.arguments()),
+            *("-smp", str(accelerator.processors()), "-m", "2048"),
             *("-nodefaults", "-no-user-config", "-display", "none", "-vga", "std"),
             *firmware_arguments(firmware, folder),
             *("-blockdev", json.dumps(node), *disk_arguments("root", bus, serial="exported")),

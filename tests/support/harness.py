@@ -1,5 +1,8 @@
 """Runs gpukiln and the AWS CLI as a user would, against an embedded cloud of the tests' own."""
 
+import contextlib
+import functools
+import io
 import json
 import os
 import re
@@ -12,6 +15,8 @@ from pathlib import Path
 from typing import Self
 
 import boto3
+import pytest
+from awscli.clidriver import create_clidriver
 
 from gpukiln.clouds.embedded.cloud import EmbeddedCloud
 from gpukiln.clouds.embedded.layout import Layout
@@ -77,15 +82,28 @@ class Here:
         return {**self.environment, **{name: value for name, value in settings.items() if value}}
 
     def aws(self, *arguments: str):
-        done = subprocess.run(
-            ["aws", *arguments, "--output", "json"],
-            env=self.cloud_environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"aws {arguments}: {done.stderr}"
-        return json.loads(done.stdout) if done.stdout.strip() else None
+        """What the AWS CLI answers, run in this process: loading it takes longer than most calls.
+
+        test_aws_cli.py runs it as a program, too.
+        """
+        said, failed = io.StringIO(), io.StringIO()
+        # botocore reads the environment when the driver is created and when a client is.
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(failed),
+        ):
+            for name, value in self.cloud_environment().items():
+                patch.setenv(name, value)
+            code = create_clidriver().main([*arguments, "--output", "json"])
+        assert code == 0, f"aws {arguments}: {failed.getvalue()}"
+        return json.loads(said.getvalue()) if said.getvalue().strip() else None
+
+    def client(self):
+        """boto3's client of EC2."""
+        settings = self.cloud_environment()
+        names = ("AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+        return _client(*(settings[name] for name in names))
 
     def base_id(self):
         return self.aws("ssm", "get-parameter", "--name", BASE)["Parameter"]["Value"]
@@ -122,14 +140,7 @@ class Here:
 
     def wait(self, state: str, instance) -> None:
         """As `aws ec2 wait`, which asks every 15 s only."""
-        settings = self.cloud_environment()
-        ec2 = boto3.client(
-            "ec2",
-            region_name=settings["AWS_REGION"],
-            endpoint_url=settings["AWS_ENDPOINT_URL"],
-            aws_access_key_id=settings["AWS_ACCESS_KEY_ID"],
-            aws_secret_access_key=settings["AWS_SECRET_ACCESS_KEY"],
-        )
+        ec2 = self.client()
         often = {"Delay": 1, "MaxAttempts": 600}
         ec2.get_waiter(state).wait(InstanceIds=[instance["InstanceId"]], WaiterConfig=often)
 
@@ -327,6 +338,13 @@ def copy_checkout(folder: Path, changes: Mapping[str, tuple[str, str]]) -> Path:
         assert old in text, f"{name} has no {old!r}"
         (folder / name).write_text(text.replace(old, new))
     return folder
+
+
+@functools.lru_cache(maxsize=2)  # a server that was started anew has another address
+def _client(region: str, endpoint: str, key_id: str, key: str):
+    return boto3.client(
+        "ec2", region_name=region, endpoint_url=endpoint, aws_access_key_id=key_id, aws_secret_access_key=key
+    )
 
 
 def _bin() -> Path:

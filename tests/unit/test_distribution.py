@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 OF_ONE_IMAGE = ["tests/e2e/test_build.py", "tests/e2e/test_rehearsal.py"]
 OF_THREE_MACHINES = "tests/e2e/test_runtime_platforms.py"
+OF_ANOTHERS_IMAGE = "tests/e2e/test_export_boot.py"
 
 
 class Process:
@@ -33,7 +34,7 @@ class Process:
 
 @pytest.fixture(scope="module")
 def collected() -> list[str]:
-    """The ids of the tests of the three modules, as pytest collects them."""
+    """The ids of the tests of four modules, as pytest collects them."""
     command = [
         sys.executable,
         "-m",
@@ -42,6 +43,7 @@ def collected() -> list[str]:
         "-q",
         "-n0",
         *OF_ONE_IMAGE,
+        OF_ANOTHERS_IMAGE,
         OF_THREE_MACHINES,
     ]
     # PYTEST_ADDOPTS may have -v, which lists in another form.
@@ -93,3 +95,8 @@ def test_each_machine_of_a_module_is_in_one_process_and_they_are_apart(
     ran = who_ran(request.config, tests)
     machines = {(process, test[test.index("[") :]) for process, its in ran.items() for test in its}
     assert len(machines) == len({process for process, _ in machines}) == 3
+
+
+def test_what_needs_an_image_of_another_process_begins_last(collected: list[str]) -> None:
+    modules = list(dict.fromkeys(test.partition("::")[0] for test in collected))
+    assert modules == [*OF_ONE_IMAGE, OF_THREE_MACHINES, OF_ANOTHERS_IMAGE]

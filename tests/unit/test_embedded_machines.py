@@ -11,7 +11,7 @@ from moto import mock_aws
 from moto.backends import get_backend
 from moto.core import DEFAULT_ACCOUNT_ID
 
-from gpukiln.clouds.embedded import container, snapshot_blocks, volume_files
+from gpukiln.clouds.embedded import accelerator, container, snapshot_blocks, volume_files
 from gpukiln.clouds.embedded.chroot import in_root
 from gpukiln.clouds.embedded.gpus.machine_files import MachineFiles
 from gpukiln.clouds.embedded.gpus.state import State
@@ -20,6 +20,7 @@ from gpukiln.clouds.embedded.machines import Machines, requested_kind
 from gpukiln.clouds.embedded.volume_files import is_untrusted, mark_untrusted
 from gpukiln.clouds.tags import MACHINE_TAG, TRUST_TAG
 from gpukiln.disks.sparse import copy_disk
+from gpukiln.errors import UnavailableError
 from gpukiln.instances import tags
 
 REGION = "us-west-2"
@@ -132,3 +133,20 @@ def test_nodes_are_null_where_this_kernel_has_the_driver(
         monkeypatch.setattr(Path, "read_text", lambda _, devices=devices: devices)
         found = container._gpu_nodes(files)
         assert {name: (os.major(number), os.minor(number)) for name, number in found.items()} == wanted
+
+
+@pytest.mark.parametrize(("text", "processors"), [("", os.cpu_count()), ("1", 1), ("3", 3)])
+def test_the_environment_sets_the_processors_of_virtual_machines(
+    monkeypatch: pytest.MonkeyPatch, text: str, processors: int
+) -> None:
+    monkeypatch.setenv(accelerator.PROCESSORS, text)
+    assert accelerator.processors() == processors
+
+
+@pytest.mark.parametrize("text", ["0", "256", "-1", "two", "1.5"])
+def test_another_number_of_processors_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(accelerator.PROCESSORS, text)
+    with pytest.raises(
+        UnavailableError, match=f"GPUKILN_MACHINE_CPUS is '{text}', wanted a number from 1 to 255"
+    ):
+        accelerator.processors()

@@ -11,8 +11,8 @@ from typing import Any, get_args
 
 from werkzeug.exceptions import NotFound
 
+from gpukiln.clouds.embedded import accelerator, volume_files
 from gpukiln.clouds.embedded import base as base_image
-from gpukiln.clouds.embedded import volume_files
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
 from gpukiln.clouds.embedded.cluster.control_plane import NAME as CLUSTER
 from gpukiln.clouds.embedded.cluster.control_plane import ClusterFiles, ControlPlane
@@ -162,7 +162,7 @@ class Machines:
                 console=consoles / f"{instance.id}.log",
                 address=instance.private_ip,
                 ssh_port=self.ssh_port,
-                vcpus=os.cpu_count() or 1,
+                vcpus=accelerator.processors(),
                 **({"memory_mib": MEMORY_MIB} if self._is_node(instance) else {}),
             )
             spec.folder.mkdir(parents=True)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from gpukiln.clouds.embedded.accelerator import PROCESSORS
 from tests import folders, processor
 
 # What one end-to-end test needs of the machine: the tool, and the Debian package that has it.
@@ -31,8 +30,8 @@ MACHINE_TOOLS = {
 }
 # Processes of the whole suite: an end-to-end test mostly waits for its machine, so two cores serve three.
 WORKERS = 3
-# Three machines boot at once on two cores; what that costs with more of them is said there.
-os.environ.setdefault(PROCESSORS, "1")
+# Virtual machines of several processes of the suite boot at once: gpukiln/clouds/embedded/accelerator.py.
+os.environ.setdefault("GPUKILN_MACHINE_CPUS", "1")
 # What the disks of the whole suite take at most, measured every second.
 DISK_GIB = 22
 # Module -> the one before it whose image it needs too.
@@ -44,6 +43,24 @@ SAME_IMAGE = {
 IMAGE_FIXTURE = "image_cloud"
 # Modules in which every parameter is a machine of its own.
 MACHINES_APART = ("tests/e2e/test_runtime_platforms.py", "tests/e2e/test_volumes.py")
+# Tests of texts, of generated files, of the code's form and of the tests themselves.
+LINTERS = {
+    f"tests/unit/test_{name}.py"
+    for name in (
+        *(
+            "affected",
+            "concepts",
+            "dead_code",
+            "distribution",
+            "docs",
+            "doctests",
+            "hints",
+            "imports",
+            "lint",
+        ),
+        *("prose", "role_reference", "schemas", "summary", "test_folders"),
+    )
+}
 STARTED = time.monotonic()
 SLOWEST = 15
 SLOW_S = 1.0  # what takes less is not worth a line
@@ -297,7 +314,7 @@ def list_not_run(terminalreporter: pytest.TerminalReporter) -> None:
 def tier_of(report: pytest.TestReport) -> str:
     if "e2e" in report.keywords:
         return "machines"
-    return "linters" if report.nodeid.startswith("tests/unit/test_lint.py") else "unit"
+    return "linters" if report.nodeid.partition("::")[0] in LINTERS else "unit"
 
 
 def budget_s(root: Path) -> float | None:

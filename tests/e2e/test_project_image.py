@@ -140,6 +140,7 @@ def test_the_image_has_what_the_projects_roles_wrote(image, root):
     assert image["plan"]["own_roles"] == {"before": ["site_mirror"], "after": ["site_agent"], "replace": []}
     [verdict] = image["verdicts"]
     assert verdict["passed"] is True
+    assert [use["cached"] for use in image["bake"]["modules"]] == [True]  # the run's first image has the same
 
 
 def test_the_image_has_the_versions_that_the_project_pins(image, root):

@@ -1,4 +1,4 @@
-"""Every linter and every house rule, on every file of the tree; and proof that each can fail."""
+"""Every linter and every rule of the project, on every file of the tree; and proof that each can fail."""
 
 import ast
 import os
@@ -260,7 +260,7 @@ def test_shell_in_workflows_can_fail(tmp_path: Path) -> None:
     assert shellcheck_blocks("jobs: {a: {steps: [{run: 'rm $1'}]}}", tmp_path)
 
 
-# --- house rules: each takes a path and says what is wrong with it --------------------------------------
+# --- the project's rules: each takes a path and says what is wrong with it ---------------------------------
 
 
 @cache
@@ -392,7 +392,7 @@ RULES = [
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_no_file_breaks_a_house_rule(rule: Callable[[Path], list[str]]) -> None:
+def test_no_file_breaks_a_rule(rule: Callable[[Path], list[str]]) -> None:
     assert not [problem for path in tree() for problem in rule(ROOT / path)]
 
 
@@ -419,9 +419,7 @@ def documented(head: str, argument: str) -> str:
         (repeats_a_name, "a.py", documented("class Build:", "tool_run: A run of\n            the tool.")),
     ],
 )
-def test_a_house_rule_can_fail(
-    rule: Callable[[Path], list[str]], name: str, text: str, tmp_path: Path
-) -> None:
+def test_a_rule_can_fail(rule: Callable[[Path], list[str]], name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     assert rule(tmp_path / name)
 
@@ -439,6 +437,6 @@ def test_a_house_rule_can_fail(
         (is_too_large, "a.bin", "x" * LARGEST_FILE),
     ],
 )
-def test_a_house_rule_allows(rule: Callable[[Path], list[str]], name: str, text: str, tmp_path: Path) -> None:
+def test_a_rule_allows(rule: Callable[[Path], list[str]], name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     assert not rule(tmp_path / name)

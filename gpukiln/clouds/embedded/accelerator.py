@@ -49,7 +49,8 @@ def processors() -> int:
         return os.cpu_count() or 1
     if not text.isdecimal() or not 1 <= int(text) <= MOST_PROCESSORS:
         raise UnavailableError(
-            f"{PROCESSORS} is {text!r}, wanted a number from 1 to {MOST_PROCESSORS}", hint=f"unset {PROCESSORS}"
+            f"{PROCESSORS} is {text!r}, wanted a number from 1 to {MOST_PROCESSORS}",
+            hint=f"unset {PROCESSORS}",
         )
     return int(text)
 

@@ -14,6 +14,9 @@ tree=/var/lib/dkms/$module/$version
 work=/var/lib/dkms/.building
 rm -rf "$work"
 mkdir "$work"
+# No debugging symbols (docs.kernel.org/kbuild/kbuild.html, KCFLAGS): DKMS strips them from what it installs
+# (dkms(8), STRIP), and without them driver 535 takes 160 s of processor time in place of 178 s.
+export KCFLAGS="${KCFLAGS:+$KCFLAGS }-g0"
 trap 'jobs -rp | xargs --no-run-if-empty kill; rm -rf "$work"' EXIT
 
 is_built() {

@@ -43,24 +43,11 @@ SAME_IMAGE = {
 IMAGE_FIXTURE = "image_cloud"
 # Modules in which every parameter is a machine of its own.
 MACHINES_APART = ("tests/e2e/test_runtime_platforms.py", "tests/e2e/test_volumes.py")
-# Tests of texts, of generated files, of the code's form and of the tests themselves.
-LINTERS = {
-    f"tests/unit/test_{name}.py"
-    for name in (
-        *(
-            "affected",
-            "concepts",
-            "dead_code",
-            "distribution",
-            "docs",
-            "doctests",
-            "hints",
-            "imports",
-            "lint",
-        ),
-        *("prose", "role_reference", "schemas", "summary", "test_folders"),
-    )
-}
+# Tests of texts and generated files, of the code's form, and of the tests themselves.
+OF_TEXTS = ("docs", "doctests", "hints", "prose", "role_reference", "schemas")
+OF_CODE = ("concepts", "dead_code", "lint")
+OF_TESTS = ("affected", "distribution", "summary", "test_folders")
+LINTERS = {f"tests/unit/test_{name}.py" for name in (*OF_TEXTS, *OF_CODE, *OF_TESTS)}
 STARTED = time.monotonic()
 SLOWEST = 15
 SLOW_S = 1.0  # what takes less is not worth a line

@@ -1,4 +1,7 @@
-"""A baked disk where there is no EC2: booted under BIOS and UEFI on several buses, judged; and back."""
+"""A baked disk where there is no EC2: booted under BIOS and UEFI on several buses, verified; and back.
+
+Each firmware, bus and network card is in one of three boots. Machines of the embedded cloud boot from virtio.
+"""
 
 import hashlib
 import json
@@ -46,11 +49,11 @@ def exported(image_cloud):
 
 @pytest.fixture(scope="module")
 def booted(image_cloud, exported, key, tmp_path_factory):
-    """Its first boot, by UEFI; the disk is shut down at the end, for the boots that follow."""
+    """Its first boot, by UEFI from NVMe; the disk is shut down at the end, for the boot that follows."""
     folder = tmp_path_factory.mktemp("first")
     cd = seed(folder, NAME, key.with_suffix(".pub").read_text().strip())
     disk = overlay(exported[0], image_cloud.home / "booted.qcow2")
-    with ExportedMachine(disk, cd, folder, firmware="uefi", bus="virtio") as machine:
+    with ExportedMachine(disk, cd, folder, firmware="uefi", bus="nvme", network_card="vmxnet3") as machine:
         machine.disk, machine.cd = disk, cd
         assert machine.state() == "running"
         yield machine
@@ -71,7 +74,7 @@ def test_it_is_told_by_the_seed_alone(booted, key):
     assert status.splitlines()[-1] == NAME
     # EC2's metadata, which nobody answers here, is not waited for
     assert "169.254.169.254" not in booted.read(key, "sudo cat /var/log/cloud-init.log")
-    assert int(booted.read(key, "lsblk -bndo SIZE /dev/vda")) == SIZE_GIB << 30
+    assert int(booted.read(key, "lsblk -bndo SIZE /dev/nvme0n1")) == SIZE_GIB << 30
     assert int(booted.read(key, "df --output=size -B1 / | tail -1")) > (SIZE_GIB - 2) << 30
     assert booted.ssh(key, "test -d /sys/firmware/efi").returncode == 0
 
@@ -105,35 +108,29 @@ def started(booted, key):
     return booted
 
 
-@pytest.mark.parametrize(
-    ("firmware", "bus", "network_card"), [("bios", "sata", "e1000e"), ("uefi", "nvme", "vmxnet3")]
-)
-def test_it_boots_on(started, key, tmp_path, firmware, bus, network_card):
-    """By BIOS from virtio, every virtual machine of the embedded cloud does."""
+def test_it_boots_from_sata_by_bios(started, key, tmp_path):
     disk = overlay(started.disk, tmp_path / "disk.qcow2")
-    machine = ExportedMachine(
-        disk, started.cd, tmp_path, firmware=firmware, bus=bus, network_card=network_card
-    )
-    with machine:
+    with ExportedMachine(disk, started.cd, tmp_path, firmware="bios", bus="sata") as machine:
         assert machine.state() == "running"
-        by_uefi = machine.ssh(key, "test -d /sys/firmware/efi").returncode == 0
-        assert by_uefi == (firmware == "uefi")
+        assert machine.ssh(key, "test -d /sys/firmware/efi").returncode != 0
 
 
 def test_without_a_source_the_key_of_the_export_logs_in(image_cloud, key, tmp_path):
-    """By BIOS from virtio-scsi, as Proxmox attaches a disk; the container engines run in the boot above."""
+    """By BIOS from virtio-scsi, as Proxmox attaches a disk; the container engines run in the first boot."""
     options = ("--datasource", "none", "--ssh-key", str(key.with_suffix(".pub")))
     file, _ = export(image_cloud, "alone.raw", *options)
     with mounted_root(file, writable=True) as root:
         for unit in ("docker.socket", "docker.service", "containerd.service"):
             (root / "etc/systemd/system" / unit).symlink_to("/dev/null")
     disk = overlay(file, image_cloud.home / "alone-booted.qcow2")
-    with ExportedMachine(disk, None, tmp_path, firmware="bios", bus="scsi") as machine:
+    with ExportedMachine(disk, None, tmp_path, firmware="bios", bus="scsi", network_card="e1000e") as machine:
         wait_for(lambda: machine.ssh(key, "cloud-init status --wait").returncode == 0, BOOT_S)
         status = machine.read(key, "cloud-init status --long; systemctl is-system-running --wait")
         assert "DataSourceNone" in status
         assert status.splitlines()[-1] == "running"
         assert "169.254.169.254" not in machine.read(key, "sudo cat /var/log/cloud-init.log")
+    for used in (disk, file):
+        used.unlink()
 
 
 def test_an_imported_disk_is_an_image_that_boots(image_cloud, key, tmp_path):
@@ -144,6 +141,7 @@ def test_an_imported_disk_is_an_image_that_boots(image_cloud, key, tmp_path):
     file, _ = export(image_cloud, "golden.qcow2")
     command = ("ami.import", str(file), "--region", "us-west-2", "--trust", "--json")
     made = json.loads(image_cloud.invoke(*command).stdout)
+    file.unlink()
     assert (made["found"], made["boot_mode"]) == (False, "uefi-preferred")
     [image] = image_cloud.aws("ec2", "describe-images", "--image-ids", made["image_id"])["Images"]
     tags = {tag["Key"]: tag["Value"] for tag in image["Tags"]}

@@ -50,7 +50,8 @@ def storage(here: Here) -> Iterator[None]:
             del here.environment["CONTAINERS_STORAGE_CONF"]
     # The overlay driver binds this folder onto itself; a Buildah that was killed leaves it so.
     subprocess.run(["umount", str(folder / "root/overlay")], check=False, capture_output=True)
-    subprocess.run(["rm", "-rf", str(folder)], check=True)
+    # What it was made of goes, too: nothing else of this run needs it.
+    subprocess.run(["rm", "-rf", str(folder), str(here.home / "docker")], check=True)
 
 
 @pytest.fixture(scope="module")

@@ -161,6 +161,28 @@ def test_a_machine_that_does_not_start_again_is_stopped_and_has_its_disk(vm):
 
 
 @pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            UnavailableError("no network", details=("slirp4netns ended",), hint="install it"),
+            "no network; slirp4netns ended; install it",
+        ),
+        (UnavailableError("no network"), "no network"),
+        (OSError("no network"), "no network"),
+    ],
+)
+def test_a_failure_is_the_reason_with_its_details_and_the_next_step(vm, error, reason):
+    def fail():
+        raise error
+
+    vm.machine.network.start = fail
+    instance = Instance("stopped")
+    vm.life.start(instance)
+    settle()
+    assert instance._reason == instance.state_reason.message == reason
+
+
+@pytest.mark.parametrize(
     ("action", "lines"),
     [("stop", ("",)), ("stop", (GREETING, READY)), ("stop", (GREETING, READY, '{"ret')), ("reboot", ("",))],
 )

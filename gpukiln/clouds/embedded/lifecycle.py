@@ -219,9 +219,9 @@ class Lifecycle:
                 work()
             except Exception as error:  # the end of the thread: no caller would report it
                 log.exception("%s", instance.id)
-                details = "; ".join([*error.details, error.hint]) if isinstance(error, GpukilnError) else ""
+                more = (*error.details, error.hint) if isinstance(error, GpukilnError) else ()
                 try:
-                    failed(f"{error} {details}".strip())
+                    failed("; ".join(filter(None, (str(error), *more))))
                 except Exception:
                     log.exception("%s: cleaning up", instance.id)
 

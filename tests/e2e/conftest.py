@@ -4,7 +4,6 @@ The base image and the GPU image are built once a run: clouds of other processes
 """
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -18,8 +17,8 @@ from filelock import FileLock
 from gpukiln.clouds.embedded.base import current_base
 from gpukiln.clouds.embedded.cloud import EmbeddedCloud
 from gpukiln.clouds.embedded.layout import Layout
-from gpukiln.clouds.embedded.machines import Machines
 from tests import folders
+from tests.support import homes
 from tests.support.harness import ROOT, Here
 
 REGIONS = ("us-west-2", "us-east-1")
@@ -119,27 +118,12 @@ def _have_base(layout: Layout, run: Path) -> None:
 
 
 def _apart(folder: Path, worker_id: str, *others: Path) -> Path:
-    """A home whose cloud shares no address with another process's, of which each of n has every nth network.
-
-    Args:
-        others: The homes of this process.
-    """
+    """A home whose cloud shares no address with another process's, or with the homes of this one."""
     worker = 0 if worker_id == "master" else int(worker_id.removeprefix("gw"))
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    taken = {network for home in others for network in _networks(home)}
-    for number in itertools.count():
-        home = folder / str(number)
-        networks = _networks(home)
-        own = {network % workers for network in networks} == {worker}
-        if own and len(set(networks)) == len(REGIONS) and taken.isdisjoint(networks):
-            home.mkdir(mode=0o755)
-            return home
-    raise AssertionError("unreachable")
-
-
-def _networks(home: Path) -> list[int]:
-    machines = Machines(Layout(home))
-    return [int(machines.vpc_cidr(region).split(".")[1]) for region in REGIONS]
+    home = homes.apart(folder, worker, workers, REGIONS, others)
+    home.mkdir(mode=0o755)
+    return home
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,10 @@ import subprocess
 import sys
 from collections import Counter
 
+import pytest
+
 from tests import folders
+from tests.support import homes
 from tests.support.harness import ROOT
 
 HOLD = """
@@ -20,6 +23,23 @@ with folder(Path(sys.argv[1])) as path:
 def same_names(paths):
     """Names that two modules have: pytest imports both by this name, and runs one."""
     return {name for name, count in Counter(path.name for path in paths).items() if count > 1}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 6, 8])
+def test_clouds_of_several_processes_have_networks_of_their_own(tmp_path, workers):
+    regions = ("us-west-2", "us-east-1")
+    used = Counter()
+    for worker in range(workers):
+        folder = tmp_path / str(worker)
+        first = homes.apart(folder, worker, workers, regions)
+        second = homes.apart(folder, worker, workers, regions, [first])
+        used.update(homes.networks(first, regions) + homes.networks(second, regions))
+    assert len(used) == used.total() == workers * 4
+
+
+def test_a_process_that_can_have_no_cloud_says_so(tmp_path):
+    with pytest.raises(AssertionError, match="has no home for process 3 of 3"):
+        homes.apart(tmp_path, 3, 3, ["us-west-2"])
 
 
 def test_no_two_modules_of_tests_have_one_name(tmp_path):

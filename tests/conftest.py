@@ -194,12 +194,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.e2e)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
-    those_that_wait_last(items)
+    waiting_modules_last(items)
     if (revision := config.getoption("changed")) is not None:
         nearest_first(revision, items)
 
 
-def those_that_wait_last(items: list[pytest.Item]) -> None:
+def waiting_modules_last(items: list[pytest.Item]) -> None:
     """Moves modules that need the run's image behind those that boot other machines: it is baked first."""
     waiting = {item.path for item in items if IMAGE_FIXTURE in getattr(item, "fixturenames", ())}
 

@@ -191,7 +191,8 @@ def test_no_other_pod_lands_on_a_canary(cluster: Cluster) -> None:
     machine = LaunchedMachine("i-0123456789abcdef0", "g4dn.xlarge", "us-west-2a", spot=False)
     lines: list[str] = []
     options = CanaryOptions(GpuTestOptions("a:1"))
-    steps = canary._Canary(cluster, None, machine, mark, options, lines.append)  # type: ignore[arg-type] - it asks no cloud
+    # what is tested asks no cloud
+    steps = canary._Canary(cluster, None, machine, mark, options, lines.append)
     job = next(one for one in objects(GOLDEN / "k8s-job-simple.yaml") if one["kind"] == "Job")
     users = job["spec"]["template"]["spec"] | {"nodeSelector": {LABEL: mark}}
     tested = deepcopy(users)

@@ -18,13 +18,17 @@ from tests.support.standin.platforms import INSTALL_DRIVER, disguise, publish
 pytestmark = pytest.mark.e2e
 
 VERSION = "535.309.01"
-# Stands before the real one and writes down when it compiled for which kernel.
+# Stands before the real one and writes down when it compiled for which kernel, and the compiler's command.
 MAKE = r"""#!/bin/bash
 kernel=$(grep -o "KERNELRELEASE=[^ ]*" <<<"$*")
 if [ -n "$kernel" ]; then echo "$(date +%s.%N) ${kernel#*=}" >>/srv/made; fi
 /usr/bin/make "$@"
 status=$?
-if [ -n "$kernel" ]; then echo "$(date +%s.%N) ${kernel#*=}" >>/srv/made; fi
+if [ -n "$kernel" ]; then
+  echo "$(date +%s.%N) ${kernel#*=}" >>/srv/made
+  folder=$(grep -o " M=[^ ]*" <<<"$*")
+  grep -hE "^(saved)?cmd_" "${folder#*=}/.nvidia.o.cmd" >>/srv/compiler
+fi
 exit $status
 """
 
@@ -116,6 +120,10 @@ def test_what_the_cache_does_not_have_is_compiled_for_all_kernels_at_once_and_ke
     (begin, end), (other_begin, other_end) = moments.values()
     assert os.cpu_count() == 1 or (begin < other_end and other_begin < end), moments
     assert len(store.names(VERSION)) == 4
+    commands = machine.read("cat /srv/compiler").splitlines()
+    assert len(commands) == 2
+    for command in commands:  # of several such options the last counts
+        assert re.findall(r" (-g(?:\d|dwarf\S*)?)(?= )", command)[-1] == "-g0", command
 
 
 def test_what_the_cache_has_is_loaded_and_nothing_is_compiled(machine, store):

@@ -23,9 +23,9 @@ KVM = ("-accel", "kvm", "-cpu", "host")
 PROCESSORS = "GPUKILN_MACHINE_CPUS"
 """Environment variable: processors of each virtual machine.
 
-With TCG a processor is a thread, and one that waits for a lock of another, which is not running, does so by
-running. Three machines that boot at once on two cores take 61 s of processor time each with two processors,
-and 46 s with one.
+With TCG each of them is a thread. Where threads outnumber cores, guests spin on locks whose holder is not
+scheduled: three machines that boot at once on two cores take 61 s of processor time each with two
+processors, and 46 s with one.
 """
 
 

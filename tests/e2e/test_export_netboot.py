@@ -79,8 +79,7 @@ def disk(here) -> Path:
 def qemu(log: Path, *arguments: str, memory_mib: int) -> Iterator[subprocess.Popen[bytes]]:
     """A machine whose serial port is its standard input, and the log."""
     command = [
-        *("qemu-system-x86_64", *accelerator.arguments()),
-        *("-smp", str(accelerator.processors()), "-m", str(memory_mib)),
+        *("qemu-system-x86_64", *accelerator.arguments(accelerator.processors()), "-m", str(memory_mib)),
         *("-nodefaults", "-no-user-config", "-display", "none", "-device", "virtio-rng-pci"),
         *("-serial", "stdio", *arguments),
     ]

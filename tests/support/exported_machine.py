@@ -101,8 +101,8 @@ class ExportedMachine:
         node = {"driver": "qcow2", "node-name": "root", "discard": "unmap"}
         node["file"] = {"driver": "file", "filename": str(disk), "cache": {"direct": False, "no-flush": True}}
         command = [
-            *("qemu-system-x86_64", "-machine", "q35", *accelerator.arguments()),
-            *("-smp", str(accelerator.processors()), "-m", "2048"),
+            *("qemu-system-x86_64", "-machine", "q35", "-m", "2048"),
+            *accelerator.arguments(accelerator.processors()),
             *("-nodefaults", "-no-user-config", "-display", "none", "-vga", "std"),
             *firmware_arguments(firmware, folder),
             *("-blockdev", json.dumps(node), *disk_arguments("root", bus, serial="exported")),

@@ -29,13 +29,19 @@ processors, and 46 s with one.
 """
 
 
-def arguments() -> tuple[str, ...]:
-    """QEMU's arguments for the accelerator.
+def arguments(vcpus: int) -> tuple[str, ...]:
+    """QEMU's arguments for the accelerator and for this many processors.
 
     /dev/kvm may exist and still not run a guest, so a kernel is booted once per boot of this computer, and
     the result is stored.
     """
-    return KVM if _kvm_works() else TCG
+    if _kvm_works():
+        return *KVM, "-smp", str(vcpus)
+    # For a guest that can have only one processor TCG drops memory barriers (QEMU, CF_PARALLEL in
+    # include/exec/exec-all.h), but its devices run in another thread: a guest's notification was lost, and
+    # its network stood still. A second processor that could be plugged keeps them.
+    # https://gitlab.com/qemu-project/qemu/-/commit/c914d46d0a645e7c633292146f4e38c945d4f847 (not for `lock`)
+    return *TCG, "-smp", "1,maxcpus=2" if vcpus == 1 else str(vcpus)
 
 
 def processors() -> int:

@@ -59,7 +59,7 @@ class VirtualMachine(LocalMachine):
         forwards = ",".join(f"hostfwd=tcp:{GUEST}:{port}-:{port}" for port in ports)
         # -nodefaults, -no-user-config: only the devices below, whatever QEMU's configuration is.
         qemu = [
-            *("qemu-system-x86_64", *accelerator.arguments(), "-smp", str(spec.vcpus)),
+            *("qemu-system-x86_64", *accelerator.arguments(spec.vcpus)),
             *("-m", str(spec.memory_mib), "-display", "none", "-nodefaults", "-no-user-config"),
             *firmware_arguments(firmware_of(spec.root.file), spec.folder),
             *(

@@ -4,7 +4,6 @@ import contextlib
 import json
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ import pytest
 
 from gpukiln.clouds.embedded import accelerator
 from gpukiln.clouds.embedded.base import current_base
+from gpukiln.clouds.embedded.cluster.control_plane import free_ports
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.disks.loop import LoopDevice
 from gpukiln.disks.mount import mounted_root
@@ -92,15 +92,9 @@ def qemu(log: Path, *arguments: str, memory_mib: int) -> Iterator[subprocess.Pop
             process.wait()
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 def test_a_machine_without_a_disk_boots_the_image_from_http(here, disk, key, tmp_path, monkeypatch):
     monkeypatch.setenv("GPUKILN_HOME", str(here.home))
-    folder, log, port = here.home / "served", tmp_path / "console.log", free_port()
+    folder, log, port = here.home / "served", tmp_path / "console.log", free_ports(1)[0]
     folder.mkdir()
     with served_folder(folder) as web:
         url = f"http://10.0.2.2:{web}/image"

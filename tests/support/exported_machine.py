@@ -2,13 +2,13 @@
 
 import json
 import re
-import socket
 import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
 from gpukiln.clouds.embedded import accelerator
+from gpukiln.clouds.embedded.cluster.control_plane import free_ports
 from gpukiln.clouds.embedded.hardware import firmware_arguments
 from gpukiln.clouds.embedded.qmp import Qmp
 from tests.support.harness import BOOT_S, SSH_OPTIONS, wait_for
@@ -95,9 +95,7 @@ class ExportedMachine:
 
     def __init__(self, disk, seed_file, folder, *, firmware, bus, network_card="virtio-net-pci"):
         self.console, control = folder / "console.log", folder / "qmp.sock"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        [self.port] = free_ports(1)
         node = {"driver": "qcow2", "node-name": "root", "discard": "unmap"}
         node["file"] = {"driver": "file", "filename": str(disk), "cache": {"direct": False, "no-flush": True}}
         command = [

@@ -37,10 +37,11 @@ def arguments(vcpus: int) -> tuple[str, ...]:
     """
     if _kvm_works():
         return *KVM, "-smp", str(vcpus)
-    # For a guest that can have only one processor TCG drops memory barriers (QEMU, CF_PARALLEL in
-    # include/exec/exec-all.h), but its devices run in another thread: a guest's notification was lost, and
-    # its network stood still. A second processor that could be plugged keeps them.
-    # https://gitlab.com/qemu-project/qemu/-/commit/c914d46d0a645e7c633292146f4e38c945d4f847 (not for `lock`)
+    # Where a guest can have only one processor, TCG translates its atomic instructions, Linux' memory
+    # barriers on x86, into plain ones (QEMU, tcg/tcg-op-ldst.c, CF_PARALLEL). The devices run in another
+    # thread: a guest's notification was lost, and its network stood still. A second processor that could be
+    # plugged keeps them. QEMU 8.1 fixed mfence alone:
+    # https://gitlab.com/qemu-project/qemu/-/commit/c914d46d0a645e7c633292146f4e38c945d4f847
     return *TCG, "-smp", "1,maxcpus=2" if vcpus == 1 else str(vcpus)
 
 

@@ -21,7 +21,7 @@ from gpukiln.disks.sparse import copy_disk
 from gpukiln.exports.installer import read_content, write_installer
 from gpukiln.exports.netboot import write_netboot
 from gpukiln.programs import tool
-from tests.support.harness import BOOT_S, SSH_OPTIONS, wait_for
+from tests.support.harness import BOOT_S, ONE_CONNECTION, SSH_OPTIONS, wait_for
 from tests.support.served import served_folder
 
 OVMF = Path("/usr/share/OVMF")
@@ -107,9 +107,10 @@ def test_a_machine_without_a_disk_boots_the_image_from_http(here, disk, key, tmp
         with qemu(log, *arguments, memory_mib=made.memory_mib):
 
             def ssh(command: str) -> subprocess.CompletedProcess[str]:
+                one = (*ONE_CONNECTION, "-o", f"ControlPath={tmp_path}/ssh")
                 target = ["-i", str(key), "-p", str(port), "admin@127.0.0.1", command]
                 return subprocess.run(
-                    ["ssh", *SSH_OPTIONS, *target],
+                    ["ssh", *SSH_OPTIONS, *one, *target],
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
                     text=True,

@@ -11,7 +11,7 @@ from gpukiln.clouds.embedded import accelerator
 from gpukiln.clouds.embedded.cluster.control_plane import free_ports
 from gpukiln.clouds.embedded.hardware import firmware_arguments
 from gpukiln.clouds.embedded.qmp import Qmp
-from tests.support.harness import BOOT_S, SSH_OPTIONS, wait_for
+from tests.support.harness import BOOT_S, ONE_CONNECTION, SSH_OPTIONS, wait_for
 
 Bus = Literal["virtio", "scsi", "sata", "nvme"]
 SAID = "gpukiln-test-state:"
@@ -95,6 +95,7 @@ class ExportedMachine:
 
     def __init__(self, disk, seed_file, folder, *, firmware, bus, network_card="virtio-net-pci"):
         self.console, control = folder / "console.log", folder / "qmp.sock"
+        self._connection = folder / "ssh"
         [self.port] = free_ports(1)
         node = {"driver": "qcow2", "node-name": "root", "discard": "unmap"}
         node["file"] = {"driver": "file", "filename": str(disk), "cache": {"direct": False, "no-flush": True}}
@@ -144,7 +145,9 @@ class ExportedMachine:
         return "" if self.process.poll() is None else f"QEMU ended: {self.process.stderr.read().decode()}\n"
 
     def ssh(self, key_file: Path, command: str) -> subprocess.CompletedProcess[str]:
-        options = (*SSH_OPTIONS, "-i", str(key_file), "-p", str(self.port))
+        """Run a command over one connection: a login takes seconds of an emulated processor."""
+        options = (*SSH_OPTIONS, *ONE_CONNECTION, "-o", f"ControlPath={self._connection}")
+        options = (*options, "-i", str(key_file), "-p", str(self.port))
         return subprocess.run(
             ["ssh", *options, "admin@127.0.0.1", command],
             stdin=subprocess.DEVNULL,

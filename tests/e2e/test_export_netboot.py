@@ -21,7 +21,8 @@ from gpukiln.disks.sparse import copy_disk
 from gpukiln.exports.installer import read_content, write_installer
 from gpukiln.exports.netboot import write_netboot
 from gpukiln.programs import tool
-from tests.support.harness import BOOT_S, ONE_CONNECTION, SSH_OPTIONS, wait_for
+from tests.support.exported_machine import ssh
+from tests.support.harness import BOOT_S, wait_for
 from tests.support.served import served_folder
 
 OVMF = Path("/usr/share/OVMF")
@@ -106,27 +107,19 @@ def test_a_machine_without_a_disk_boots_the_image_from_http(here, disk, key, tmp
         arguments = ("-netdev", network, "-device", "virtio-net-pci,netdev=net", "-boot", "order=n")
         with qemu(log, *arguments, memory_mib=made.memory_mib):
 
-            def ssh(command: str) -> subprocess.CompletedProcess[str]:
-                one = (*ONE_CONNECTION, "-o", f"ControlPath={tmp_path}/ssh")
-                target = ["-i", str(key), "-p", str(port), "admin@127.0.0.1", command]
-                return subprocess.run(
-                    ["ssh", *SSH_OPTIONS, *one, *target],
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                )
+            def run(command: str) -> subprocess.CompletedProcess[str]:
+                return ssh(port, key, tmp_path / "ssh", command)
 
             try:
-                wait_for(lambda: ssh("cloud-init status --wait").returncode == 0, BOOT_S)
+                wait_for(lambda: run("cloud-init status --wait").returncode == 0, BOOT_S)
             except AssertionError:
                 pytest.fail(log.read_text(errors="replace")[-3000:])
-            state = ssh("systemctl is-system-running --wait; systemctl --failed --no-legend").stdout
+            state = run("systemctl is-system-running --wait; systemctl --failed --no-legend").stdout
             assert state == "running\n"
-            assert ssh("findmnt -no FSTYPE /").stdout == "overlay\n"
-            assert json.loads(ssh("cat /etc/gpukiln/image.json").stdout) == RECORD
-            assert BLACKLIST in ssh("cat /proc/cmdline").stdout
-            assert f"{url}/seed/" in ssh("cloud-init status --long").stdout
+            assert run("findmnt -no FSTYPE /").stdout == "overlay\n"
+            assert json.loads(run("cat /etc/gpukiln/image.json").stdout) == RECORD
+            assert BLACKLIST in run("cat /proc/cmdline").stdout
+            assert f"{url}/seed/" in run("cloud-init status --long").stdout
 
 
 def answer(process: subprocess.Popen[bytes], log: Path, *answers: tuple[str, str]) -> None:

@@ -81,6 +81,22 @@ def _cd(file: Path) -> tuple[str, ...]:
     return ("-drive", drive, "-device", "ide-cd,drive=seed,bus=ide.0")
 
 
+def ssh(port: int, key_file: Path, connection: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command on a machine whose SSH is forwarded here; a login takes seconds of an emulated processor.
+
+    Args:
+        connection: The socket by which all commands share one login.
+    """
+    options = (*SSH_OPTIONS, *ONE_CONNECTION, "-o", f"ControlPath={connection}")
+    return subprocess.run(
+        ["ssh", *options, "-i", str(key_file), "-p", str(port), "admin@127.0.0.1", command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 class ExportedMachine:
     """A virtual machine with q35's chipset, and a second network card without a cable; `with` pulls its plug.
 
@@ -145,16 +161,7 @@ class ExportedMachine:
         return "" if self.process.poll() is None else f"QEMU ended: {self.process.stderr.read().decode()}\n"
 
     def ssh(self, key_file: Path, command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command over one connection: a login takes seconds of an emulated processor."""
-        options = (*SSH_OPTIONS, *ONE_CONNECTION, "-o", f"ControlPath={self._connection}")
-        options = (*options, "-i", str(key_file), "-p", str(self.port))
-        return subprocess.run(
-            ["ssh", *options, "admin@127.0.0.1", command],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return ssh(self.port, key_file, self._connection, command)
 
     def read(self, key_file: Path, command: str) -> str:
         done = self.ssh(key_file, command)

@@ -15,8 +15,8 @@ def apart(
 ) -> Path:
     """The path of a home in a folder whose cloud shares no address with those of other processes.
 
-    Each process has a part of all networks. It is not every nth: the numbers are CRCs, so that those of two
-    regions differ in the same low bits for every home, and with four processes none would have one.
+    Each process has a contiguous part of all networks, not every nth one: the numbers are CRCs, so that those
+    of two regions differ in the same low bits for every home, and with four processes none would have a home.
 
     Args:
         worker: Number of the process, from 0.
@@ -37,6 +37,6 @@ def apart(
 
 
 def networks(home: Path, regions: Sequence[str]) -> list[int]:
-    """Numbers of the networks of a home's regions, from 0 to NETWORKS."""
+    """Numbers of the networks of a home's regions, from 0 to NETWORKS - 1."""
     machines = Machines(Layout(home))
     return [int(machines.vpc_cidr(region).split(".")[1]) - FIRST_NETWORK for region in regions]

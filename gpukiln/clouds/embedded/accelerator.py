@@ -37,10 +37,10 @@ def arguments(vcpus: int) -> tuple[str, ...]:
     """
     if _kvm_works():
         return *KVM, "-smp", str(vcpus)
-    # Where a guest can have only one processor, TCG translates its atomic instructions, Linux' memory
-    # barriers on x86, into plain ones (QEMU, tcg/tcg-op-ldst.c, CF_PARALLEL). The devices run in another
-    # thread: a guest's notification was lost, and its network stood still. A second processor that could be
-    # plugged keeps them. QEMU 8.1 fixed mfence alone:
+    # For a guest that can have only one processor, TCG translates atomic instructions, which Linux uses as
+    # memory barriers on x86, into plain ones (QEMU, tcg/tcg-op-ldst.c, CF_PARALLEL). Devices run in another
+    # thread, so that the guest can miss that a device waits for a notification, and its network stalls.
+    # A second processor that can be hot-plugged keeps the barriers. QEMU 8.1 fixed only mfence:
     # https://gitlab.com/qemu-project/qemu/-/commit/c914d46d0a645e7c633292146f4e38c945d4f847
     return *TCG, "-smp", "1,maxcpus=2" if vcpus == 1 else str(vcpus)
 

@@ -159,6 +159,17 @@ def test_the_only_processor_of_an_emulated_machine_keeps_its_memory_barriers(
     assert accelerator.arguments(vcpus)[-2:] == ("-smp", wanted)
 
 
+@pytest.mark.parametrize(
+    ("flags", "works"),
+    [("fpu vmx ssse3", True), ("fpu svm", True), ("fpu hypervisor lm", False), ("", False)],
+)
+def test_kvm_is_not_tried_on_a_processor_without_virtualization(
+    tmp_path: Path, flags: str, works: bool
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t: svm_is_no_bug\n")
+    assert accelerator._has_virtualization(tmp_path / "cpuinfo") == works
+
+
 @pytest.mark.parametrize("text", ["0", "256", "-1", "two", "1.5"])
 def test_another_number_of_processors_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv(accelerator.PROCESSORS, text)

@@ -55,7 +55,7 @@ def play(fleet: Fleet, playbook: Path, folder: Path, root: Path = ROOT) -> tuple
     environment = {
         **os.environ,
         "ANSIBLE_CONFIG": str(root / "ansible.cfg"),
-        "ANSIBLE_CALLBACKS_ENABLED": "gpukiln_events",
+        "ANSIBLE_CALLBACKS_ENABLED": "gpukiln_events,gpukiln_workers",
         "GPUKILN_EVENTS": str(events),
     }
     left_out = json.dumps({"gpukiln_left_out": ["nvidia_container_toolkit"]})

@@ -140,7 +140,7 @@ def bake(
                         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
                         # ansible/plugins/callback/gpukiln_events.py writes one JSON object a line into it.
                         "GPUKILN_EVENTS": str(events),
-                        "ANSIBLE_CALLBACKS_ENABLED": "gpukiln_events",
+                        "ANSIBLE_CALLBACKS_ENABLED": "gpukiln_events,gpukiln_workers",
                         **project.roles_path(plan.own_roles),
                     },
                     log=build.folder / "packer.log",

@@ -64,6 +64,8 @@ class PlaybookRequest:
             # Without it Ansible reads the user's own ansible.cfg, which may name another inventory or
             # strategy.
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            # Runner adds its own to this variable, which takes precedence over ansible.cfg.
+            "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "ansible/plugins/callback"),
             # The Ansible of this environment, not one of the system that is found first in PATH.
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }

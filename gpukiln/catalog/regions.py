@@ -2,9 +2,6 @@
 
 from functools import cache
 
-from botocore.loaders import create_loader
-from botocore.regions import EndpointResolver
-
 from gpukiln.errors import UsageError
 from gpukiln.typed import unknown
 
@@ -32,6 +29,10 @@ def check_region(name: str) -> str:
 @cache
 def regions() -> frozenset[str]:
     """Every region with EC2."""
+    # slow to import: most commands that know of regions check none
+    from botocore.loaders import create_loader  # noqa: PLC0415
+    from botocore.regions import EndpointResolver  # noqa: PLC0415
+
     # botocore's endpoints are of the day of its release: a newer region needs a newer botocore.
     resolver = EndpointResolver(create_loader().load_data("endpoints"))
     return frozenset(

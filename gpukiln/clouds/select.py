@@ -1,5 +1,6 @@
 """Makes a cloud from the value of --cloud."""
 
+from gpukiln.catalog.regions import check_region
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import UsageError
 
@@ -25,8 +26,6 @@ def make_cloud(
     Raises:
         UsageError: The cloud or the region does not exist, or an option is for another cloud.
     """
-    from gpukiln.catalog.regions import check_region  # noqa: PLC0415 - reads boto3's list of regions
-
     # Before any client exists: boto3 takes any text for a region and fails at the first call.
     check_region(region)
     if name == "aws":

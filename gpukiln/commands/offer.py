@@ -52,7 +52,7 @@ class OfferRegionOptions(ProfileOptions, JsonOptions):
         names = words(self.regions) or [DEFAULT_REGION]
         for name in names:
             if name not in offerings.regions():
-                from gpukiln.catalog.regions import check_region  # botocore's, slow to import
+                from gpukiln.catalog.regions import check_region
 
                 check_region(name)
         # The user's order is kept: `connect` asks the first region.

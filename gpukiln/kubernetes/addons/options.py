@@ -9,6 +9,7 @@ from typing import Any
 
 from gpukiln.catalog import offerings
 from gpukiln.catalog.load import read_yaml
+from gpukiln.catalog.regions import check_region
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes.addons import queue, sharing
 from gpukiln.kubernetes.addons.settings import Flavor, Settings
@@ -71,8 +72,6 @@ def load_settings(
     document["teams"] = _by_name(document.get("teams", ()), typed_teams)
     settings = load(Settings, document, where=where)
     if settings.region not in offerings.regions():
-        from gpukiln.catalog.regions import check_region  # noqa: PLC0415 - botocore's, slow to import
-
         check_region(settings.region)
     return settings
 

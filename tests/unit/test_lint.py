@@ -19,6 +19,7 @@ from pip._internal.models.index import PyPI  # pip's own default index; its host
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 LARGEST_FILE = 512 * 1024  # bytes
+ANSIBLE = ("ansible", "molecule", "roles")
 
 
 @cache
@@ -56,7 +57,7 @@ def is_shell(path: Path) -> bool:
 
 
 def is_ansible(path: Path) -> bool:
-    return path.parts[0] in {"ansible", "roles", "molecule"} and path.suffix in {".yml", ".yaml"}
+    return path.parts[0] in ANSIBLE and path.suffix in {".yml", ".yaml"}
 
 
 def is_workflow(path: Path) -> bool:
@@ -77,7 +78,7 @@ class Linter:
         concerns: Which of the tree's files it is given.
         bad: A file's name and text that the linter must refuse.
         beside: What of the tree has to be beside that file.
-        whole_tree: Finds its files by itself; is run without a list of them.
+        below: Finds its files by itself, in these folders; (): in the whole tree; None: is given a list of them.
         absent: Why it may be missing; the others come with the lock, and without one the test fails.
     """
 
@@ -86,7 +87,7 @@ class Linter:
     concerns: Callable[[Path], bool]
     bad: tuple[str, str]
     beside: tuple[str, ...] = ()
-    whole_tree: bool = False
+    below: tuple[str, ...] | None = None
     absent: str = ""
 
     def run(self, files: list[str], *, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -124,7 +125,7 @@ LINTERS = [
         ("mypy", "--config-file", str(ROOT / "pyproject.toml")),
         lambda path: path.suffix == ".py" and path.parts[0] in {"gpukiln", "tasks.py"},
         ("bad.py", "def untyped(x):\n    return x\n"),
-        whole_tree=True,
+        below=(),
     ),
     Linter(
         "lint-imports",
@@ -132,7 +133,7 @@ LINTERS = [
         lambda path: path.suffix == ".py" and path.parts[0] == "gpukiln",
         ("gpukiln/catalog/upwards.py", "import gpukiln.commands\n"),
         beside=("gpukiln", "pyproject.toml"),
-        whole_tree=True,
+        below=(),
     ),
     Linter(
         "yamllint",
@@ -145,7 +146,7 @@ LINTERS = [
         ("ansible-lint", "--config-file", str(ROOT / ".ansible-lint"), "--nocolor", "-q"),
         is_ansible,
         ("playbook.yml", "- hosts: all\n  tasks:\n    - shell: echo unnamed\n      ignore_errors: true\n"),
-        whole_tree=True,
+        below=(".ansible-lint", *ANSIBLE),  # for other files it has only the rules of yamllint
     ),
     Linter(
         "shellcheck", ("shellcheck",), lambda path: is_shell(ROOT / path), ("bad.sh", "#!/bin/sh\nrm $1\n")
@@ -184,7 +185,7 @@ def test_linter_is_content_with_the_tree(linter: Linter) -> None:
     files = [str(path) for path in tree() if linter.concerns(path)]
     if not files:
         pytest.skip(f"{linter.name}: the tree has no file of its kind")
-    answer = linter.run([] if linter.whole_tree else files)
+    answer = linter.run(files if linter.below is None else list(linter.below))
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 

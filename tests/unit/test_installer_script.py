@@ -1,7 +1,6 @@
 """The installer's script on loop devices, by the shell and the tools of its initramfs."""
 
 import contextlib
-import hashlib
 import os
 import shutil
 import subprocess
@@ -129,8 +128,14 @@ def tools(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def before() -> bytes:
+    """What is on a disk that nothing was written to."""
+    return os.urandom(DISK_MIB * MIB)
+
+
 @pytest.fixture
-def computer(image, medium, tools, tmp_path) -> Iterator[Computer]:
+def computer(image, medium, tools, before, tmp_path) -> Iterator[Computer]:
     for name in ("busybox", "tools"):
         (tmp_path / name).symlink_to(tools / name)
     for name in ("gpukiln", "dev", "proc/self", "sys/class/block"):
@@ -141,7 +146,7 @@ def computer(image, medium, tools, tmp_path) -> Iterator[Computer]:
     (tmp_path / "proc/swaps").write_text("Filename\tType\tSize\tUsed\tPriority\n")
     (tmp_path / "proc/self/mountinfo").symlink_to("/proc/self/mountinfo")
     disk = tmp_path / "vda.raw"
-    disk.write_bytes(os.urandom(DISK_MIB * MIB))
+    disk.write_bytes(before)
     with loop(disk) as target, loop(medium / "ext4", "--read-only") as cd:
         found = Computer(tmp_path, disk, image)
         found.describe("vda", target, serial="S3R1AL-7\n")
@@ -151,10 +156,6 @@ def computer(image, medium, tools, tmp_path) -> Iterator[Computer]:
         (tmp_path / "sys/block/sdm" / cd.name / "partition").write_text("1\n")
         (tmp_path / "sys/class/block" / cd.name).symlink_to(f"../../block/sdm/{cd.name}")
         yield found
-
-
-def digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def has_the_image(computer: Computer) -> None:
@@ -232,26 +233,24 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("change", "arguments", "reason"), REFUSED, ids=[reason for *_, reason in REFUSED])
-def test_what_does_not_match_is_refused(computer, change, arguments, reason):
-    before = digest(computer.disk)
+def test_what_does_not_match_is_refused(computer, before, change, arguments, reason):
     if change:
         change(computer)
     done = computer.run(**arguments)
     assert done.returncode == 6, done.stdout + done.stderr
     assert reason in done.stdout
     assert done.stdout.endswith("Nothing was written.\n")
-    assert digest(computer.disk) == before
+    assert computer.disk.read_bytes() == before
 
 
 @pytest.mark.parametrize(
     "typed", ["vdz\n" * 3, "vda\nwrong\n0.1GB\n" * 3, "vda\nS3R1AL-7\n64GB\n" * 3, "vda\nS3R1AL-7\n", ""]
 )
-def test_what_is_not_answered_right_three_times_is_refused(computer, typed):
-    before = digest(computer.disk)
+def test_what_is_not_answered_right_three_times_is_refused(computer, before, typed):
     done = computer.run(typed)
     assert done.returncode == 6, done.stdout + done.stderr
     assert done.stdout.endswith("Nothing was written.\n")
-    assert digest(computer.disk) == before
+    assert computer.disk.read_bytes() == before
 
 
 def test_a_mounted_disk_is_refused(computer, tmp_path):
@@ -279,13 +278,12 @@ def test_what_is_read_back_otherwise_is_no_success(computer):
     assert f"has the SHA-256 {installer.read_content(computer.image).sha256}, wanted 000" in done.stdout
 
 
-def test_without_its_medium_it_says_why(computer):
+def test_without_its_medium_it_says_why(computer, before):
     computer.settings(label="GPUKILN_ELSEWHERE")
-    before = digest(computer.disk)
     done = computer.run(**RIGHT)
     assert done.returncode == 4
     assert "GPUKILN_ELSEWHERE is not seen by this kernel" in done.stdout
-    assert digest(computer.disk) == before
+    assert computer.disk.read_bytes() == before
 
 
 @pytest.fixture

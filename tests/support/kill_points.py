@@ -5,6 +5,7 @@ before each change of a file in some folders.
 """
 
 import gc
+import hashlib
 import itertools
 import json
 import os
@@ -109,11 +110,25 @@ def files_in(*folders: Path) -> dict[str, tuple[str, str]]:
             if not file.is_file():
                 text = ""
             elif status.st_size > LARGE:
-                text = sparse.sha256(file)
+                text = digest_of_data(file)
             else:
                 text = mask_varying(file.read_bytes().decode("latin-1"))
             contents[str(file.relative_to(folder.parent))] = (oct(status.st_mode), text)
     return contents
+
+
+def digest_of_data(disk: Path) -> str:
+    """Size and digest of a disk, equal for equal content: holes, and blocks of zeros, are not hashed.
+
+    SHA-256 of a whole GiB takes 0.7 s of a processor.
+    """
+    digest = hashlib.sha256()
+    with sparse.opened(disk) as number:
+        for index in sparse.blocks(number, LARGE):
+            block = os.pread(number, LARGE, index * LARGE)
+            if block.strip(b"\0"):
+                digest.update(index.to_bytes(8, "big") + block)
+    return f"{disk.stat().st_size} bytes, {digest.hexdigest()}"
 
 
 def _run_in_copy(work: Work, folders: tuple[Path, ...], number: int) -> tuple[int, list[str]]:

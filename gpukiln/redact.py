@@ -48,10 +48,11 @@ def _keep_quotes(match: re.Match[str]) -> str:
     return f"{match['name']}{REPLACEMENT}"
 
 
-# One `\b` for all that begin with it: Python's `re` would test it for each, and take five times as long.
+# One `\b` for all that begin with it: Python's `re` would test it for each, and take five times as long. The
+# lookahead has the length of the shortest of them (Slack's): it skips most words, a third of the time.
 _FORMS = "|".join(
     (
-        r"\b(?:(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[0-9A-Z]{16}\b"  # AWS access keys
+        r"\b(?=[\w.:\\-]{15})(?:(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[0-9A-Z]{16}\b"  # AWS access keys
         r"|gh[pousr]_\w{20,255}|github_pat_\w{20,255}|glpat-[\w-]{20,100}"
         r"|xox[abeoprs]-[\w-]{10,255}|hf_[A-Za-z0-9]{20,100}|nvapi-[\w-]{20,255}"
         # Prefixes that no other text has; Yelp/detect-secrets, detect_secrets/plugins, and gitleaks,

@@ -15,6 +15,7 @@ from gpukiln.redact import REPLACEMENT, LogRedactor, redact, redact_value
 AWS_ID = "AKIA" + "ABCDEFGHIJKLMNOP"
 AWS_SECRET = "wJalrXUtnFEMI/K7MDENG/" + "bPxRfiCYEXAMPLEKEY"
 GITHUB = "ghp_" + "a1B2" * 9
+SLACK = "xoxb-" + "a1B2c3D4e5"  # the shortest token of all forms
 NGC = "nvapi-" + "Zx9_" * 10
 JWT = "eyJ" + "hbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.SflKxwRJSMeKKF2QT4"
 DASHES = "-----"
@@ -58,6 +59,7 @@ SECRETS = {
     "https://example.com/x?token=hunter2&y=1": "hunter2",
     f"id {AWS_ID}.": AWS_ID,
     f"aws_secret_access_key = {AWS_SECRET}": AWS_SECRET,
+    f"said {SLACK}, and left": SLACK,
     json.dumps({"SecretAccessKey": AWS_SECRET, "SessionToken": "hunter2"}): AWS_SECRET,
     "AWS_SESSION_TOKEN=FwoGZXIhunter2//": "hunter2",
     PEM: "hunter2",

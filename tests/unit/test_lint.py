@@ -78,7 +78,7 @@ class Linter:
         concerns: Which of the tree's files it is given.
         bad: A file's name and text that the linter must refuse.
         beside: What of the tree has to be beside that file.
-        below: Finds its files by itself, in these folders; (): in the whole tree; None: is given a list of them.
+        below: Where it finds its files by itself, (): in the whole tree; None: it is given a list of them.
         absent: Why it may be missing; the others come with the lock, and without one the test fails.
     """
 

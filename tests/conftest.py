@@ -28,8 +28,10 @@ MACHINE_TOOLS = {
     "xorriso": "xorriso",
     "busybox": "busybox",
 }
-# Processes of the whole suite: an end-to-end test mostly waits for its machine, so two cores serve three.
-WORKERS = 3
+# Processes of the whole suite. Tests of machines keep two cores busy in three of them, unit tests do not, as
+# many wait for something: the fourth has those alone, until all have them.
+WORKERS = 4
+OF_MACHINES = ("gw0", "gw1", "gw2")
 # Virtual machines of several processes of the suite boot at once: gpukiln/clouds/embedded/accelerator.py.
 os.environ.setdefault("GPUKILN_MACHINE_CPUS", "1")
 # What the disks of the whole suite take at most, as measured.
@@ -153,16 +155,27 @@ def _whole_suite(config: pytest.Config) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Has the process that baked an image run the other module that needs it, and lets machines run apart."""
+    """Has the process that baked an image run the other module that needs it, and lets machines run apart.
+
+    Where there is a fourth process, it begins machines only when nothing else is left.
+    """
     if config.getoption("dist") != "loadscope":
         return None
     from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - only where pytest-xdist is
+    from xdist.workermanage import WorkerController  # noqa: PLC0415
 
     class ByMachine(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             module = super()._split_scope(nodeid)
             machine = nodeid[nodeid.rfind("[") :] if module in MACHINES_APART else ""
             return SAME_IMAGE.get(module, module) + machine
+
+        def _assign_work_unit(self, node: WorkerController) -> None:
+            if node.gateway.id not in OF_MACHINES:
+                without = (scope for scope in self.workqueue if not scope.startswith("tests/e2e/"))
+                if scope := next(without, ""):
+                    self.workqueue.move_to_end(scope, last=False)
+            super()._assign_work_unit(node)
 
     return ByMachine(config, log)
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OF_ONE_IMAGE = ["tests/e2e/test_build.py", "tests/e2e/test_rehearsal.py"]
 OF_THREE_MACHINES = "tests/e2e/test_runtime_platforms.py"
 OF_ANOTHERS_IMAGE = "tests/e2e/test_export_boot.py"
+WITHOUT_MACHINES = [f"tests/unit/test_{number}.py::test" for number in range(3)]
 
 
 class Process:
@@ -52,9 +53,9 @@ def collected() -> list[str]:
     return [line for line in done.stdout.splitlines() if line.startswith("tests/e2e/") and "::" in line]
 
 
-def who_ran(config: pytest.Config, tests: list[str]) -> dict[str, set[str]]:
-    """The tests of each of three processes, as the scheduler that pytest-xdist would use distributes them."""
-    options: dict[str, Any] = {"dist": "loadscope", "loadscopereorder": False, "tx": ["popen"] * 3}
+def who_ran(config: pytest.Config, tests: list[str], count: int = 3) -> dict[str, list[str]]:
+    """The tests of each process, as the scheduler that pytest-xdist would use distributes them."""
+    options: dict[str, Any] = {"dist": "loadscope", "loadscopereorder": False, "tx": ["popen"] * count}
     asked: Any = SimpleNamespace(
         getoption=options.__getitem__,
         getvalue=options.__getitem__,
@@ -63,18 +64,18 @@ def who_ran(config: pytest.Config, tests: list[str]) -> dict[str, set[str]]:
     )
     # the hook as pytest-xdist calls it: tests/conftest.py comes before its own
     scheduler = config.hook.pytest_xdist_make_scheduler(config=asked, log=None)
-    processes = [Process(f"gw{number}") for number in range(3)]
+    processes = [Process(f"gw{number}") for number in range(count)]
     for process in processes:
         scheduler.add_node(process)
         scheduler.add_node_collection(process, tests)
     assert scheduler.collection_is_completed
     scheduler.schedule()
-    ran: defaultdict[str, set[str]] = defaultdict(set)
+    ran: defaultdict[str, list[str]] = defaultdict(list)
     while any(process.taken for process in processes):
         for process in processes:
             while process.taken:
                 index = process.taken.pop(0)
-                ran[process.gateway.id].add(tests[index])
+                ran[process.gateway.id].append(tests[index])
                 scheduler.mark_test_complete(process, index)
     assert sorted(test for its in ran.values() for test in its) == sorted(tests)
     return ran
@@ -95,6 +96,14 @@ def test_each_machine_of_a_module_is_in_one_process_and_they_are_apart(
     ran = who_ran(request.config, tests)
     machines = {(process, test[test.index("[") :]) for process, its in ran.items() for test in its}
     assert len(machines) == len({process for process, _ in machines}) == 3
+
+
+def test_a_fourth_process_begins_with_what_has_no_machine(
+    collected: list[str], request: pytest.FixtureRequest
+) -> None:
+    ran = who_ran(request.config, [*collected, *WITHOUT_MACHINES], count=4)
+    assert ran["gw3"][0] in WITHOUT_MACHINES
+    assert who_ran(request.config, collected, count=4)["gw3"]  # nothing else is left: it has machines, too
 
 
 def test_what_needs_an_image_of_another_process_begins_last(collected: list[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any
 
 from gpukiln.probe.base import (
     NOT_REACHED,
+    PATH,
     SECTION_S,
     NotReachedError,
     evidence,
@@ -105,5 +107,5 @@ def wait_for_boot() -> None:
     wait = min(WAIT_S, watch.left() / 3)
     with contextlib.suppress(NotReachedError):
         run("systemctl", "is-system-running", "--wait", timeout=wait, waits=True)
-        if run("cloud-init", "--version", timeout=20)["rc"] == 0:
+        if shutil.which("cloud-init", path=PATH):
             run("cloud-init", "status", "--wait", timeout=wait, waits=True)

@@ -36,8 +36,10 @@ OF_MACHINES = ("gw0", "gw1", "gw2")
 os.environ.setdefault("GPUKILN_MACHINE_CPUS", "1")
 # What the disks of the whole suite take at most, as measured.
 DISK_GIB = 33
-# Module -> the one before it whose image it needs too.
+# Module, or machine of one -> the one before it whose image it needs too.
 SAME_IMAGE = {
+    "tests/e2e/test_runtime_platforms.py[amazon-2023]": "tests/e2e/test_driver_dnf.py",
+    "tests/e2e/test_runtime_platforms.py[rocky-9]": "tests/e2e/test_driver_dnf.py",
     "tests/e2e/test_rehearsal.py": "tests/e2e/test_build.py",
     "tests/e2e/test_workspace.py": "tests/e2e/test_build.py",
 }
@@ -168,7 +170,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
         def _split_scope(self, nodeid: str) -> str:
             module = super()._split_scope(nodeid)
             machine = nodeid[nodeid.rfind("[") :] if module in MACHINES_APART else ""
-            return SAME_IMAGE.get(module, module) + machine
+            return SAME_IMAGE.get(module + machine, module + machine)
 
         def _assign_work_unit(self, node: WorkerController) -> None:
             if node.gateway.id not in OF_MACHINES:

@@ -19,7 +19,8 @@ from gpukiln.clouds.embedded.cloud import EmbeddedCloud
 from gpukiln.clouds.embedded.layout import Layout
 from tests import folders
 from tests.support import homes
-from tests.support.harness import ROOT, Here
+from tests.support.harness import ROOT, Here, Node
+from tests.support.standin.platforms import install_rpm_tools
 
 REGIONS = ("us-west-2", "us-east-1")
 IMAGE, IMAGE_LOCK = "image.json", "image.lock"
@@ -132,3 +133,14 @@ def key(tmp_path_factory):
     file = tmp_path_factory.mktemp("key") / "id"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", file], check=True)
     return file
+
+
+@pytest.fixture(scope="session")
+def rpm_base(here, key, tmp_path_factory):
+    """An image with dnf and its tools, which machines that say they are RHEL or Amazon Linux begin with."""
+    with Node(here, key, tmp_path_factory.mktemp("rpm")) as node:
+        install_rpm_tools(node)
+        capture = ("create-image", "--instance-id", node.instance["InstanceId"], "--name", "rpm-tools")
+        image_id = here.aws("ec2", *capture)["ImageId"]
+        here.aws("ec2", "wait", "image-available", "--image-ids", image_id)
+    return image_id

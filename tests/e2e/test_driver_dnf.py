@@ -27,8 +27,8 @@ RPM = "rpm -qa --qf '%{name} %{version}\\n' | grep -i nvidia"
 
 
 @contextmanager
-def rpm_machine(here, key, folder, platform, streams):
-    with Node(here, key, folder) as node:
+def rpm_machine(here, key, image, folder, platform, streams):
+    with Node(here, key, folder, image) as node:
         disguise(node, platform)
         made, modules = packages.cuda_rpm(streams)
         if platform == "rocky-9":
@@ -52,9 +52,9 @@ def sources(node):
 
 
 @pytest.fixture(scope="module")
-def rocky(here, key, tmp_path_factory):
+def rocky(here, key, rpm_base, tmp_path_factory):
     streams = [("535-dkms", OLD), ("535-dkms", "535.288.01"), ("580-open", NEW)]
-    with rpm_machine(here, key, tmp_path_factory.mktemp("rocky"), "rocky-9", streams) as node:
+    with rpm_machine(here, key, rpm_base, tmp_path_factory.mktemp("rocky"), "rocky-9", streams) as node:
         yield node
 
 
@@ -97,9 +97,9 @@ def test_dnf_removes_it(rocky):
 
 
 @pytest.fixture(scope="module")
-def amazon(here, key, tmp_path_factory):
+def amazon(here, key, rpm_base, tmp_path_factory):
     streams = [("580-dkms", NEW), ("580-open", NEW)]  # NVIDIA's repository for it begins with 555
-    with rpm_machine(here, key, tmp_path_factory.mktemp("amazon"), "amazon-2023", streams) as node:
+    with rpm_machine(here, key, rpm_base, tmp_path_factory.mktemp("amazon"), "amazon-2023", streams) as node:
         yield node
 
 

@@ -19,7 +19,7 @@ from tests.support.pci import put_gpu, take_gpu
 from tests.support.standin import image, nodeadm, runtime
 from tests.support.standin.dcgm import dcgm
 from tests.support.standin.packages import Package
-from tests.support.standin.platforms import publish
+from tests.support.standin.platforms import KERNELS, publish
 from tests.support.standin.site import ENGINES, ONLY_TOOLKIT, VERSION, Site
 
 pytestmark = pytest.mark.e2e
@@ -45,7 +45,8 @@ KATA = {"kata": {"path": "/usr/bin/kata"}}
 
 @pytest.fixture(scope="module", params=["ubuntu-24.04", "rocky-9", "amazon-2023"])
 def site(here, key, tmp_path_factory, request):
-    with Node(here, key, tmp_path_factory.mktemp(request.param)) as node:
+    image = request.getfixturevalue("rpm_base") if request.param in KERNELS else ""
+    with Node(here, key, tmp_path_factory.mktemp(request.param), image) as node:
         yield Site(node, request.param)
 
 

@@ -3,8 +3,8 @@
 What is real on them: systemd, SSH, the package manager (apt, or Debian's dnf and rpm), DKMS, gpg, dracut.
 What stands in: the packages of the vendors (packages.py). A test starts with
 
-    node = Node(here, key, folder)       # harness: a booted machine of the embedded cloud
-    disguise(node, "rocky-9")            # it says so from now on
+    node = Node(here, key, folder, image)   # harness: a booted machine; rpm_base of conftest.py for dnf
+    disguise(node, "rocky-9")               # it says so from now on
     fingerprint = publish(node, "/srv/cuda", packages, modules)
     node.play(PLAYBOOK, variables)
 """
@@ -26,6 +26,7 @@ UNUSED_MODULES = (
     "sound drivers/media drivers/infiniband drivers/net drivers/staging drivers/iio drivers/usb drivers/input"
     " drivers/scsi drivers/hwmon drivers/isdn drivers/mtd net/wireless net/mac80211 net/bluetooth"
 )
+REMOVE_UNUSED = f"cd /lib/modules/*/kernel && sudo rm -rf {UNUSED_MODULES}"
 OS_RELEASE: Mapping[str, str] = {
     "ubuntu-22.04": 'NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\nVERSION="22.04.5 LTS (Jammy Jellyfish)"\n'
     'VERSION_ID="22.04"\nVERSION_CODENAME=jammy\nUBUNTU_CODENAME=jammy\nPRETTY_NAME="Ubuntu 22.04.5 LTS"\n',
@@ -76,17 +77,17 @@ def disguise(node: "Node", platform: str, *, base: Iterable[Package] = ()) -> st
     """Make a machine say that it is another system.
 
     Args:
-        node: A Debian machine.
+        node: A Debian machine; for a system with dnf, one that `install_rpm_tools` has prepared.
         platform: A key of `OS_RELEASE`.
         base: More packages of the system's own repository, with rpm.
 
     Returns:
         The release of its one kernel.
     """
-    node.read(f"cd /lib/modules/*/kernel && sudo rm -rf {UNUSED_MODULES}")
     if platform in KERNELS:
         _become_rpm(node, platform, base)
     else:
+        node.read(REMOVE_UNUSED)
         # lsb_release would say Debian
         node.read("sudo apt-get -q update && sudo apt-get -qy remove lsb-release")
         node.read("sudo apt-get -qy install gcc gpg gpg-agent && sudo depmod $(ls /lib/modules)")
@@ -105,14 +106,20 @@ def package(text: str, **more: Any) -> Package:
     return Package(name, version, **more)
 
 
+def install_rpm_tools(node: "Node") -> None:
+    """Install dnf, and what the roles build modules with there: the same for each system with dnf."""
+    debian = node.read("ls /lib/modules").strip()
+    node.read(REMOVE_UNUSED)
+    # dracut's package makes an initramfs of every kernel in /boot, which takes long and would be thrown away.
+    node.read(f"sudo mv /boot/vmlinuz-{debian} /srv/vmlinuz && sudo rm -f /boot/initrd.img-*")
+    node.read(f"sudo apt-get -q update && sudo apt-get -qy install {EL_TOOLS} linux-headers-{debian}")
+
+
 def _become_rpm(node: "Node", platform: str, more: Iterable[Package]) -> None:
     kernel, release = KERNELS[platform], RELEASES[platform]
     is_amazon = platform == "amazon-2023"
     debian = node.read("ls /lib/modules").strip()
     file, text = RELEASE_FILES[platform]
-    # dracut's package makes an initramfs of every kernel in /boot, which takes long and would be thrown away.
-    node.read(f"sudo mv /boot/vmlinuz-{debian} /srv/vmlinuz && sudo rm -f /boot/initrd.img-*")
-    node.read(f"sudo apt-get -q update && sudo apt-get -qy install {EL_TOOLS} linux-headers-{debian}")
     # Debian's kernel under the system's own name; its headers build what DKMS builds.
     node.read(
         f"sudo mv /lib/modules/{debian} /lib/modules/{kernel} && sudo mv /srv/vmlinuz /boot/vmlinuz-{kernel}"

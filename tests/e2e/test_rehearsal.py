@@ -14,6 +14,7 @@ import pytest
 
 from gpukiln.clouds.tags import BAKED_STAGE_TAG
 from tests.support.harness import ROOT, copy_checkout, wait_for
+from tests.support.installed import Installed
 from tests.support.recorder import ACCOUNT, Recorder, denied
 
 pytestmark = pytest.mark.e2e
@@ -73,8 +74,8 @@ def first(built):
 
 
 @pytest.fixture(scope="module")
-def second(here, recorder, typed, first, tmp_path_factory):  # noqa: ARG001 - it is baked after the first
-    """The changed image. Its build is interrupted while it boots, and ami.verify does the rest."""
+def second(here, recorder, first, tmp_path_factory):  # noqa: ARG001 - it is baked after the first
+    """The changed image. Its build is interrupted while it boots, and an installed wheel verifies it."""
     checkout = copy_checkout(tmp_path_factory.mktemp("second") / "checkout", CHANGES)
 
     def boots():
@@ -92,7 +93,11 @@ def second(here, recorder, typed, first, tmp_path_factory):  # noqa: ARG001 - it
     left = here.leftovers()
     assert not any(left.values()), left
     assert json.loads(here.invoke("ami.show", "last", "--json").stdout)["state"] == "aborted"
-    [verdict] = typed("ami.verify", "last", "--json", cwd=checkout).json["verdicts"]
+    folder = tmp_path_factory.mktemp("installed")
+    with recorder.during("verify"):
+        [verdict] = Installed(folder, here.environment).document("ami", "verify", "last", cwd=folder)[
+            "verdicts"
+        ]
     record = json.loads(here.invoke("ami.show", "last", "--json").stdout)
     assert (record["state"], record["verdicts"]) == ("verified", [verdict])
     return record

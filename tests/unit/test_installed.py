@@ -16,6 +16,7 @@ from gpukiln.catalog.load import ROOT
 from gpukiln.cli.command import EXTRAS
 from gpukiln.cli.main import main
 from gpukiln.verify.digest import suite_digest
+from tests.support.installed import build_wheel
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 RECIPES = [
@@ -48,11 +49,7 @@ sys.meta_path.insert(0, Missing())
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    [built] = folder.iterdir()
-    return built
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")

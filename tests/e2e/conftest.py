@@ -140,7 +140,4 @@ def rpm_base(here, key, tmp_path_factory):
     """An image with dnf and its tools, which machines that say they are RHEL or Amazon Linux begin with."""
     with Node(here, key, tmp_path_factory.mktemp("rpm")) as node:
         install_rpm_tools(node)
-        capture = ("create-image", "--instance-id", node.instance["InstanceId"], "--name", "rpm-tools")
-        image_id = here.aws("ec2", *capture)["ImageId"]
-        here.aws("ec2", "wait", "image-available", "--image-ids", image_id)
-    return image_id
+        return node.capture("rpm-tools")

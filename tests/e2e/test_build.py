@@ -14,7 +14,7 @@ import pytest
 from gpukiln.disks.mount import mounted_root
 from gpukiln.images import modules
 from tests.support.faults import FAULTS, LAST
-from tests.support.harness import ROOT, SIMULATED, Node, copy_checkout, wait_for
+from tests.support.harness import ROOT, SIMULATED, Node, copy_checkout
 from tests.support.same import differences
 
 pytestmark = pytest.mark.e2e
@@ -207,11 +207,6 @@ def test_the_suite_finds_what_is_broken_on_a_real_machine(node):
             assert after[check_id]["evidence"]
 
 
-def state_of(here, image_id):
-    [found] = here.aws("ec2", "describe-images", "--image-ids", image_id)["Images"]
-    return found["State"]
-
-
 def test_simulated_gpus_stand_where_the_driver_does_and_prove_nothing(here, key, tmp_path, image):
     """On a machine booted from the image, over the driver's own library; then an image of that machine."""
     # its services are those of a node: Docker's too
@@ -241,16 +236,7 @@ def test_simulated_gpus_stand_where_the_driver_does_and_prove_nothing(here, key,
         assert asked["gpu.nvml"]["outcome"] == asked["multi-gpu.topology"]["outcome"] == "passed"
         assert asked["compute.kernel"]["outcome"] == "not_run"
 
-        command = (
-            "ec2",
-            "create-image",
-            "--instance-id",
-            machine.instance["InstanceId"],
-            "--name",
-            "simulated",
-        )
-        baked = here.aws(*command)["ImageId"]
-    wait_for(lambda: state_of(here, baked) == "available", 300)
+        baked = machine.capture("simulated")
     with Node(here, key, tmp_path, baked) as machine:
         found = judge(machine)["hygiene.simulated"]
     here.aws("ec2", "deregister-image", "--image-id", baked)

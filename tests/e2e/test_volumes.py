@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.support.harness import SIMULATED, command_lines, wait_for
+from tests.support.harness import SIMULATED, Node, command_lines, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -28,9 +28,18 @@ virtual = pytest.mark.parametrize("machine", ["vm"], indirect=True, scope="modul
 
 
 @pytest.fixture(scope="module")
+def configured(here, key, tmp_path_factory):
+    """An image that boots without cloud-init, which is most of a boot without KVM: it has run before."""
+    with Node(here, key, tmp_path_factory.mktemp("configured")) as node:
+        node.read("sudo touch /etc/cloud/cloud-init.disabled")
+        return node.capture("configured")
+
+
+@pytest.fixture(scope="module")
 def machine(request, here, key):
     """One of a kind, with a second disk from its launch on."""
     is_vm = request.param == "vm"
+    image = request.getfixturevalue("configured") if is_vm else here.base_id()
     options = ["--tag-specifications", KIND.format(request.param, f",{SIMULATED}" if is_vm else "")]
     if is_vm:
         options += ["--instance-type", "g4dn.xlarge"]
@@ -38,7 +47,7 @@ def machine(request, here, key):
         {"DeviceName": "/dev/xvda", "Ebs": {"DeleteOnTermination": False}},
         {"DeviceName": "/dev/sdb", "Ebs": {"VolumeSize": 1}},
     ]
-    launched = here.launch(here.base_id(), key, *options, "--block-device-mappings", json.dumps(devices))
+    launched = here.launch(image, key, *options, "--block-device-mappings", json.dumps(devices))
     made = Machine(here, key, launched, is_vm=is_vm)
     wait_for(made.is_up, 600)
     yield made

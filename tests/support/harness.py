@@ -256,6 +256,14 @@ class Node:
         )
         assert done.returncode == 0, done.stderr
 
+    def capture(self, name: str) -> str:
+        """Make an image of it; returns the image's id once it is available."""
+        create = ("create-image", "--instance-id", self.instance["InstanceId"], "--name", name)
+        image_id = self.here.aws("ec2", *create)["ImageId"]
+        often = {"Delay": 1, "MaxAttempts": 300}
+        self.here.client().get_waiter("image_available").wait(ImageIds=[image_id], WaiterConfig=often)
+        return str(image_id)
+
     def facts(self) -> dict[str, object]:
         """What Ansible finds out about it, as for the roles; names without `ansible_`."""
         done = self._ansible("ansible", "all", "--become", "-m", "setup", "-a", "gather_subset=min")

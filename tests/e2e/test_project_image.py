@@ -1,15 +1,12 @@
 """A project without a checkout: an installed wheel bakes an image with the project's own roles and versions.
 
-The build ends when it boots: that an installed wheel verifies an image is shown in test_rehearsal.py.
-
 What stands in: DCGM's repository and packages, which a role of the project puts on the machine before the
-shipped role asks for them.
+shipped role asks for them. Nothing stands for a verdict: the build is interrupted while it boots, and
+test_rehearsal.py has an installed wheel verify an image.
 """
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +14,10 @@ from pathlib import Path
 import pytest
 
 from gpukiln.disks.mount import mounted_root
+from gpukiln.images.digest import explain_change
+from tests.support import documents
 from tests.support.installed import Installed
+from tests.support.interrupted_build import interrupt_boot
 from tests.support.standin.dcgm import dcgm
 from tests.support.standin.packages import specification
 from tests.support.standin.platforms import BUILD
@@ -56,14 +56,24 @@ repository.apt.key_url = "file://{0}/gpgkey"
 repository.apt.key_fingerprint = "{1}"
 """
 COMPONENTS = "components: [nvidia_driver, nvidia_persistenced, dcgm, dcgm_exporter]\n"
+# A project that has a role of its own in place of a shipped one.
+REPLACED = """\
+cloud = "embedded"
+region = "us-west-2"
+
+[roles]
+replace = ["nvtop"]
+"""
 
 
 class Shop:
-    """A project in a folder of its own, and the installed program."""
+    """A project in a folder of its own, and `gpukiln` as its wheel installs it."""
 
     def __init__(self, here, folder: Path) -> None:
-        self.here, self.folder, self.installed = here, folder / "shop", Installed(folder, here.environment)
-        self.installed.run("init", "shop", "--image", "shop-gpu", cwd=folder)
+        self.here, self.folder = here, folder / "shop"
+        self.installed = Installed(folder, environment=here.environment)
+        done = self.installed.run("init", str(self.folder), "--image", "shop-gpu")
+        assert done.returncode == 0, done.stderr
 
     def document(self, *words: str):
         return self.installed.document(*words, cwd=self.folder)
@@ -94,14 +104,8 @@ def image(shop, tmp_path_factory):
     shop.write("roles/site_mirror/tasks/main.yml", MIRROR.format(mirror))
     shutil.copytree(mirror, shop.folder / "roles/site_mirror/files/mirror")
     shop.write("roles/site_agent/tasks/main.yml", AGENT)
-    build = shop.installed.start("ami", "build", cwd=shop.folder)
-    assert build.stderr
-    said = []
-    for line in build.stderr:
-        said.append(line)
-        if line.startswith(".. boot from the image"):
-            os.killpg(build.pid, signal.SIGINT)
-    assert build.wait() == 130, "".join(said[-100:])
+    said = interrupt_boot(shop.here, shop.installed.start("ami", "build", cwd=shop.folder))
+    assert "no image of it was verified on this machine yet" in said  # why it was built
     return shop.document("ami", "show", "last")
 
 
@@ -116,8 +120,8 @@ def root(shop, image):
 
 def test_the_image_has_what_the_projects_roles_wrote(image, root):
     assert (root / "etc/site-agent.yaml").read_text() == "port: 9100\n"
-    assert image["state"] == "aborted"
     assert image["plan"]["own_roles"] == {"before": ["site_mirror"], "after": ["site_agent"], "replace": []}
+    assert (image["state"], image["verdicts"]) == ("aborted", [])
     assert [use["cached"] for use in image["bake"]["modules"]] == [True]  # the run's first image has the same
 
 
@@ -136,7 +140,34 @@ def test_the_image_has_the_versions_that_the_project_pins(image, root):
 
 
 def test_a_changed_role_is_another_image(shop, image):
-    """test_project_roles.py has what the plan says of it, where the image before was verified."""
-    assert shop.document("ami", "plan")["digest"] == image["plan"]["digest"]
+    before = shop.document("ami", "plan")
+    assert before["digest"] == image["plan"]["digest"]
+    assert before["verified_image"] is None  # no machine has verified it
     shop.write("roles/site_agent/tasks/main.yml", AGENT.replace("9100", "9101"))
-    assert shop.document("ami", "plan")["digest"] != image["plan"]["digest"]
+    after = shop.document("ami", "plan")
+    assert after["digest"] != before["digest"]
+    assert explain_change(before["inputs"], after["inputs"]) == ["changed role site_agent: tasks/main.yml"]
+
+
+def test_a_changed_role_is_why_there_is_something_to_build(shop, tmp_path):
+    """Since the run's first image, which a checkout built and verified: an installed wheel finds it."""
+    first, installed = shop.here.document, shop.installed
+    planned = installed.document("ami", "plan", "--region", "us-west-2")
+    assert planned["verified_image"] == first["image_id"]
+    (tmp_path / "gpukiln.toml").write_text(REPLACED)
+    role = tmp_path / "roles/nvtop"
+    shipped = installed.packages / "gpukiln/_recipes/roles/nvtop"
+    # that file is an input of a project's roles alone
+    shutil.copytree(shipped, role, ignore=shutil.ignore_patterns("argument_specs.yml"))
+    assert installed.document("ami", "plan", cwd=tmp_path)["verified_image"] == first["image_id"]
+    variables = role / "defaults/main.yml"
+    variables.write_text(variables.read_text().replace("[nvtop]", "[nvtop, tree]"))
+    planned = installed.document("ami", "plan", cwd=tmp_path)
+    since, *changes = planned["why_build"]
+    assert planned["verified_image"] is None
+    assert since.startswith(f"since {first['image_id']} of build {first['build_id']}, verified on ")
+    assert changes == ["changed role nvtop: defaults/main.yml"]
+
+
+def test_the_document_of_a_build_has_its_published_form(image_cloud):
+    documents.check(image_cloud.document)

@@ -5,16 +5,15 @@ nothing, and the second goes on from its stage with the driver.
 """
 
 import json
-import os
-import signal
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from gpukiln.clouds.tags import BAKED_STAGE_TAG
-from tests.support.harness import ROOT, copy_checkout, wait_for
+from tests.support.harness import copy_checkout
 from tests.support.installed import Installed
+from tests.support.interrupted_build import interrupt_boot
 from tests.support.recorder import ACCOUNT, Recorder, denied
 
 pytestmark = pytest.mark.e2e
@@ -58,9 +57,9 @@ def recorder(here, built):  # noqa: ARG001 - its cloud is started
 def typed(here, recorder):
     """Types a command, whose name is the step; another exit code than the wanted one is a failure."""
 
-    def run(command, *arguments, code=0, cwd=ROOT):
+    def run(command, *arguments, code=0):
         with recorder.during(command.partition(".")[2]) as calls:
-            done = here.invoke(command, *arguments, cwd=cwd, ok=False)
+            done = here.invoke(command, *arguments, ok=False)
         said = f"{command} {arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
         assert done.returncode == code, said
         return Typed(done.stdout, done.stderr, calls)
@@ -74,30 +73,17 @@ def first(built):
 
 
 @pytest.fixture(scope="module")
-def second(here, recorder, first, tmp_path_factory):  # noqa: ARG001 - it is baked after the first
-    """The changed image. Its build is interrupted while it boots, and an installed wheel verifies it."""
+def second(here, recorder, first, tmp_path_factory):
+    """The changed image. Its build is interrupted while it boots, and an installed wheel does the rest."""
     checkout = copy_checkout(tmp_path_factory.mktemp("second") / "checkout", CHANGES)
-
-    def boots():
-        assert build.poll() is None, build.communicate()[0]
-        started = [call for call in recorder.calls if call.action == "ec2:RunInstances"]
-        return len(started) == 2 and here.status()["server"]["machines"]
-
     with recorder.during("build"):
-        build = here.start("ami.build", "--region", HOME, cwd=checkout)
-        wait_for(boots, timeout_s=1800)
-        os.killpg(build.pid, signal.SIGINT)
-        said, _ = build.communicate(timeout=200)
-    assert build.returncode == 130, said
+        said = interrupt_boot(here, here.start("ami.build", "--region", HOME, cwd=checkout))
     assert "changed role nvtop: defaults/main.yml" in said  # why it was built
-    left = here.leftovers()
-    assert not any(left.values()), left
     assert json.loads(here.invoke("ami.show", "last", "--json").stdout)["state"] == "aborted"
-    folder = tmp_path_factory.mktemp("installed")
+    installed = Installed(tmp_path_factory.mktemp("installed"), environment=here.environment)
     with recorder.during("verify"):
-        [verdict] = Installed(folder, here.environment).document("ami", "verify", "last", cwd=folder)[
-            "verdicts"
-        ]
+        [verdict] = installed.document("ami", "verify", "last")["verdicts"]
+    assert [verdict["suite_version"]] == [one["suite_version"] for one in first["verdicts"]]
     record = json.loads(here.invoke("ami.show", "last", "--json").stdout)
     assert (record["state"], record["verdicts"]) == ("verified", [verdict])
     return record

@@ -1,5 +1,6 @@
-"""`gpukiln` as its wheel installs it, in a virtual environment without a checkout."""
+"""`gpukiln` as its wheel installs it: in an environment of its own, without a checkout."""
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -20,49 +21,72 @@ def build_wheel(folder: Path) -> Path:
 
 
 class Installed:
-    """Runs the program that is installed.
+    """An environment with the wheel; its programs are those that the installation made.
 
     Args:
-        folder: For the wheel and the environment.
-        environment: Variables that the program gets.
+        folder: For the environment; it must be empty.
+        wheel: What is installed, by default a wheel of this checkout.
+        environment: Variables that its programs get, by default those of this process.
     """
 
-    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, wheel: Path | None = None, environment: Mapping[str, str] = os.environ
+    ) -> None:
         self.environment = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
         venv = folder / "venv"
-        self.program = venv / "bin/gpukiln"
-        wheel = build_wheel(folder)
-        subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-        install = [venv / "bin/pip", "install", "--no-deps", "--no-index", str(wheel)]
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+        self.python, self.program = venv / "bin/python", venv / "bin/gpukiln"
+        # This environment's pip: to install another one into each environment takes longer than all the rest.
+        pip = [sys.executable, "-m", "pip", "--python", str(self.python)]
+        install = [*pip, "install", "--no-deps", "--no-index", str(wheel or build_wheel(folder))]
         subprocess.run(install, check=True, capture_output=True)
+        [self.packages] = venv.glob("lib/python*/site-packages")
         # The dependencies of this environment, without another download; no checkout is among them.
-        [packages] = venv.glob("lib/python*/site-packages")
-        (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+        (self.packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
         for name in ("ansible", "ansible-playbook"):
             script = venv / "bin" / name
             _, _, code = Path(sys.executable).with_name(name).read_text().partition("\n")
-            script.write_text(f"#!{venv}/bin/python\n{code}")
+            script.write_text(f"#!{self.python}\n{code}")
             script.chmod(0o755)
+        self.empty = folder / "empty"
+        self.empty.mkdir()
+
+    def run(
+        self, *words: str, cwd: Path | None = None, program: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, with whichever exit code.
+
+        Args:
+            words: Of `gpukiln`.
+            cwd: Where it is typed, by default an empty folder.
+            program: Instead of `gpukiln`.
+        """
+        return subprocess.run(
+            [program or self.program, *words],
+            cwd=cwd or self.empty,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     def start(self, *words: str, cwd: Path) -> subprocess.Popen[str]:
-        """Start a command in a session of its own, which a signal to the process group ends."""
+        """Start a command as `Here.start` does."""
         return subprocess.Popen(
             [self.program, *words],
             cwd=cwd,
             env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
         )
 
-    def run(self, *words: str, cwd: Path) -> str:
-        """What a command prints to standard output, which must succeed."""
-        process = self.start(*words, cwd=cwd)
-        out, said = process.communicate()
-        assert process.returncode == 0, f"{words}: {process.returncode}\n{out[-3000:]}\n{said[-6000:]}"
-        return out
-
-    def document(self, *words: str, cwd: Path) -> Any:
-        return documents.read(self.run(*words, "--json", cwd=cwd))
+    def document(self, *words: str, cwd: Path | None = None) -> dict[str, Any]:
+        """The document that a command prints, which must succeed."""
+        done = self.run(*words, "--json", cwd=cwd)
+        said = f"{words}: {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+        assert done.returncode == 0, said
+        return documents.read(done.stdout)

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import tomllib
 import zipfile
 from importlib.metadata import packages_distributions
@@ -16,7 +15,7 @@ from gpukiln.catalog.load import ROOT
 from gpukiln.cli.command import EXTRAS
 from gpukiln.cli.main import main
 from gpukiln.verify.digest import suite_digest
-from tests.support.installed import build_wheel
+from tests.support.installed import Installed, build_wheel
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 RECIPES = [
@@ -54,33 +53,12 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """Runs `gpukiln` as it is installed, from an empty folder."""
+    """The program as it is installed, without extras."""
     folder = tmp_path_factory.mktemp("installed")
-    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(folder)]
-    subprocess.run([*command, str(wheel)], check=True, capture_output=True)
-    (folder / "usercustomize.py").write_text(WITHOUT_EXTRAS)
-    empty = tmp_path_factory.mktemp("empty")
-    environment = {**os.environ, "PYTHONPATH": str(folder), "GPUKILN_HOME": str(empty / "home")}
-
-    def run(*words, program=(str(folder / "bin" / "gpukiln"),)):
-        return subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                "import usercustomize, runpy, sys; del sys.argv[0]; "
-                "runpy.run_path(sys.argv[0], run_name='__main__')",
-                *program,
-                *words,
-            ],
-            cwd=empty,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    run.folder = folder
-    return run
+    made = Installed(folder, wheel, {**os.environ, "GPUKILN_HOME": str(folder / "home")})
+    (made.packages / "without_extras.py").write_text(WITHOUT_EXTRAS)
+    (made.packages / "without_extras.pth").write_text("import without_extras\n")
+    return made
 
 
 def test_the_wheel_holds_every_recipe_and_nothing_that_is_not_kept(wheel):
@@ -100,25 +78,25 @@ def test_the_wheel_holds_every_recipe_and_nothing_that_is_not_kept(wheel):
 
 def test_what_is_installed_answers_from_an_empty_folder(installed, tmp_path, capsys):
     commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True)[:12]
-    shown = installed("--version").stdout
+    shown = installed.run("--version").stdout
     assert shown in {f"gpukiln {__version__}, commit {commit}{end}\n" for end in ("", "-dirty")}
-    assert installed("--help").stdout.startswith("Usage: gpukiln NOUN VERB")
-    offers = installed("offer", "list", "--gpu", "T4:1", "--json")
+    assert installed.run("--help").stdout.startswith("Usage: gpukiln NOUN VERB")
+    offers = installed.run("offer", "list", "--gpu", "T4:1", "--json")
     assert json.loads(offers.stdout)["schema"] == "offer.list/1", offers.stderr
     manifest = tmp_path / "pod.yaml"
     manifest.write_text(
         "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n"
         "spec: {containers: [{name: a, image: 'a/b:1', resources: {limits: {nvidia.com/gpu: 1}}}]}\n"
     )
-    checked = installed("k8s", "check", str(manifest), "--json")
+    checked = installed.run("k8s", "check", str(manifest), "--json")
     main(["k8s", "check", str(manifest), "--json"])
     assert checked.stdout == capsys.readouterr().out, checked.stderr
-    assert json.loads(installed("gpu", "list", "--json").stdout)["schema"] == "gpu.list/1"
-    assert json.loads(installed("ami", "bases", "--json").stdout)["schema"] == "ami.bases/1"
+    assert json.loads(installed.run("gpu", "list", "--json").stdout)["schema"] == "gpu.list/1"
+    assert json.loads(installed.run("ami", "bases", "--json").stdout)["schema"] == "ami.bases/1"
 
 
 def test_what_is_installed_makes_a_project(installed, tmp_path):
-    assert installed("init", str(tmp_path / "shop"), "--image", "shop-gpu").returncode == 0
+    assert installed.run("init", str(tmp_path / "shop"), "--image", "shop-gpu").returncode == 0
     workflow = (tmp_path / "shop/.github/workflows/rebuild.yml").read_text()
     assert workflow == (ROOT / "examples/project/.github/workflows/rebuild.yml").read_text()
     assert (tmp_path / "shop/ami/shop-gpu/image.yaml").is_file()
@@ -133,24 +111,24 @@ def test_what_is_installed_makes_a_project(installed, tmp_path):
     ],
 )
 def test_a_command_whose_extra_is_not_installed_says_which(installed, words, extra):
-    done = installed(*words)
+    done = installed.run(*words)
     assert done.returncode == 4, done.stderr
     assert f"next: pip install 'gpukiln[{extra}]'\n" in done.stderr
 
 
 def test_a_hint_names_commands_as_they_are_typed(installed):
-    assert "`gpukiln ami build --region us-west-2` makes the first" in installed("ami", "list").stderr
+    assert "`gpukiln ami build --region us-west-2` makes the first" in installed.run("ami", "list").stderr
 
 
 def test_what_is_installed_has_the_suite_of_the_checkout(installed, tmp_path):
     asked = tmp_path / "asked.py"
     asked.write_text("from gpukiln.verify.digest import suite_digest\nprint(suite_digest())\n")
-    assert installed(program=(str(asked),)).stdout == f"{suite_digest()}\n"
+    assert installed.run(str(asked), program=installed.python).stdout == f"{suite_digest()}\n"
 
 
 def test_a_file_is_found_in_a_checkout_and_in_what_is_installed(installed, monkeypatch):
     assert recipes.file("roles/plan.py") == ROOT / "roles/plan.py"
-    package = installed.folder / "gpukiln"
+    package = installed.packages / "gpukiln"
     monkeypatch.setattr(recipes, "_INSTALLED", package / "_recipes")
     assert recipes.root() == package / "_recipes"
     assert recipes.file("gpukiln/errors.py").read_text() == (ROOT / "gpukiln/errors.py").read_text()

@@ -84,7 +84,7 @@ FILES = {
         "system_info:\n  default_user:\n    name: admin\nlocale: C.UTF-8\nssh_deletekeys: true\n"
         # as Amazon Linux 2023; under TCG an RSA host key takes 5 s of processor time
         "ssh_genkeytypes: [ed25519, ecdsa]\n"
-        # it would tell debconf the disk of grub-pc, which is not installed: 3 s under TCG
+        # for debconf of grub-pc, which is not installed: 3 s under TCG
         "grub_dpkg: {enabled: false}\n"
     ),
     # Descriptions are half of what each `apt-get update` fetches and unpacks, and nobody reads them here.

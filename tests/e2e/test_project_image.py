@@ -163,8 +163,8 @@ def test_a_changed_role_is_why_there_is_something_to_build(shop, tmp_path):
     variables = role / "defaults/main.yml"
     variables.write_text(variables.read_text().replace("[nvtop]", "[nvtop, tree]"))
     planned = installed.document("ami", "plan", cwd=tmp_path)
-    since, *changes = planned["why_build"]
     assert planned["verified_image"] is None
+    since, *changes = planned["why_build"]
     assert since.startswith(f"since {first['image_id']} of build {first['build_id']}, verified on ")
     assert changes == ["changed role nvtop: defaults/main.yml"]
 

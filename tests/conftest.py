@@ -45,6 +45,8 @@ SAME_IMAGE = {
 }
 # With it tests have an image that another process of the run bakes (tests/e2e/conftest.py).
 IMAGE_FIXTURE = "image_cloud"
+# The first modules: they take longest, and the image of the run is baked meanwhile.
+LONGEST = ("test_build.py", "test_driver_dnf.py", "test_driver_platforms.py", "test_runner_image.py")
 # Modules in which every parameter is a machine of its own.
 MACHINES_APART = ("tests/e2e/test_runtime_platforms.py", "tests/e2e/test_volumes.py")
 # Tests of texts and generated files, of the code's form, and of the tests themselves.
@@ -209,17 +211,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.e2e)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
-    waiting_modules_last(items)
+    longest_first(items)
     if (revision := config.getoption("changed")) is not None:
         nearest_first(revision, items)
 
 
-def waiting_modules_last(items: list[pytest.Item]) -> None:
-    """Moves modules that need the run's image behind those that boot other machines: it is baked first."""
+def longest_first(items: list[pytest.Item]) -> None:
+    """Moves the longest modules of machines to the front, and behind them those that need the run's image.
+
+    The short ones come last of all with machines, so that no process has a long one left when others end.
+    """
     waiting = {item.path for item in items if IMAGE_FIXTURE in getattr(item, "fixturenames", ())}
 
-    def place(item: pytest.Item) -> tuple[bool, bool]:
-        return "e2e" not in item.path.parts, item.path in waiting
+    def place(item: pytest.Item) -> int:
+        if "e2e" not in item.path.parts:
+            return 3
+        return 0 if item.path.name in LONGEST else 1 if item.path in waiting else 2
 
     items.sort(key=place)  # stable: within a module the order stays
 

@@ -149,13 +149,18 @@ class ExportedMachine:
     def said(self) -> str:
         return self.console.read_text(errors="replace") if self.console.exists() else ""
 
+    def wait_for_console(self, pattern: str, timeout_s: float = BOOT_S) -> str:
+        """Everything that the console shows, once a line of it matches."""
+        wait_for(lambda: self._ended() or re.search(pattern, self.said()), timeout_s)
+        said = self.said()
+        assert re.search(pattern, said), self._ended() + said[-3000:]
+        return said
+
     def state(self, timeout_s: float = BOOT_S) -> str:
         """How systemd says that the boot went, and which units failed; there is a login prompt by then."""
-        wait_for(lambda: self._ended() or re.search(rf"{SAID}.*\n", self.said()), timeout_s)
-        found = re.search(rf"{SAID} (.*?)\r?\n", self.said())
-        assert found, self._ended() + self.said()[-3000:]
+        [state] = re.findall(rf"{SAID} (.*?)\r?\n", self.wait_for_console(rf"{SAID}.*\n", timeout_s))
         wait_for(lambda: self._ended() or " login:" in self.said())
-        return found[1]
+        return state
 
     def _ended(self) -> str:
         return "" if self.process.poll() is None else f"QEMU ended: {self.process.stderr.read().decode()}\n"
@@ -167,7 +172,3 @@ class ExportedMachine:
         done = self.ssh(key_file, command)
         assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
         return done.stdout
-
-    def shut_down(self, key_file: Path) -> None:
-        self.ssh(key_file, "sudo systemctl poweroff")
-        self.process.wait(timeout=BOOT_S)

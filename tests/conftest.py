@@ -10,10 +10,14 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import folders, processor
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
 
 # What one end-to-end test needs of the machine: the tool, and the Debian package that has it.
 MACHINE_TOOLS = {
@@ -31,7 +35,7 @@ MACHINE_TOOLS = {
 # Processes of the whole suite. Tests of machines keep two cores busy in three of them, unit tests do not, as
 # many wait for something: the fourth has those alone, until all have them.
 WORKERS = 4
-OF_MACHINES = ("gw0", "gw1", "gw2")
+MACHINE_WORKERS = ("gw0", "gw1", "gw2")
 # Virtual machines of several processes of the suite boot at once: gpukiln/clouds/embedded/accelerator.py.
 os.environ.setdefault("GPUKILN_MACHINE_CPUS", "1")
 # What the disks of the whole suite take at most, as measured.
@@ -166,7 +170,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     if config.getoption("dist") != "loadscope":
         return None
     from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - only where pytest-xdist is
-    from xdist.workermanage import WorkerController  # noqa: PLC0415
 
     class ByMachine(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
@@ -174,8 +177,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
             machine = nodeid[nodeid.rfind("[") :] if module in MACHINES_APART else ""
             return SAME_IMAGE.get(module + machine, module + machine)
 
-        def _assign_work_unit(self, node: WorkerController) -> None:
-            if node.gateway.id not in OF_MACHINES:
+        def _assign_work_unit(self, node: "WorkerController") -> None:
+            if node.gateway.id not in MACHINE_WORKERS:
                 without = (scope for scope in self.workqueue if not scope.startswith("tests/e2e/"))
                 if scope := next(without, ""):
                     self.workqueue.move_to_end(scope, last=False)

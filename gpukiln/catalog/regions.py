@@ -29,9 +29,8 @@ def check_region(name: str) -> str:
 @cache
 def regions() -> frozenset[str]:
     """Every region with EC2."""
-    # slow to import: most commands that know of regions check none
-    from botocore.loaders import create_loader  # noqa: PLC0415
-    from botocore.regions import EndpointResolver  # noqa: PLC0415
+    from botocore.loaders import create_loader  # noqa: PLC0415 - slow to import, and few commands come here
+    from botocore.regions import EndpointResolver  # noqa: PLC0415 - as above
 
     # botocore's endpoints are of the day of its release: a newer region needs a newer botocore.
     resolver = EndpointResolver(create_loader().load_data("endpoints"))

@@ -65,16 +65,7 @@ class Here:
         return done
 
     def start(self, *arguments: str, cwd: Path = ROOT) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            ["invoke", *arguments],
-            cwd=cwd,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        return start(["invoke", *arguments], cwd=cwd, environment=self.environment)
 
     def cloud_environment(self) -> dict[str, str]:
         """What `invoke cloud.env` prints, without a process each time; a server runs from now on."""
@@ -346,6 +337,22 @@ def copy_checkout(folder: Path, changes: Mapping[str, tuple[str, str]]) -> Path:
         assert old in text, f"{name} has no {old!r}"
         (folder / name).write_text(text.replace(old, new))
     return folder
+
+
+def start(
+    command: Sequence[str | Path], *, cwd: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[str]:
+    """Start a program in a session of its own, so that a signal to its group is as Ctrl-C is."""
+    return subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
 
 
 @functools.lru_cache(maxsize=2)  # a server that was started anew has another address

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpukiln.catalog.load import ROOT
 from tests.support import documents
+from tests.support.harness import start
 
 
 def build_wheel(folder: Path) -> Path:
@@ -73,16 +74,7 @@ class Installed:
 
     def start(self, *words: str, cwd: Path) -> subprocess.Popen[str]:
         """Start a command as `Here.start` does."""
-        return subprocess.Popen(
-            [self.program, *words],
-            cwd=cwd,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        return start([self.program, *words], cwd=cwd, environment=self.environment)
 
     def document(self, *words: str, cwd: Path | None = None) -> dict[str, Any]:
         """The document that a command prints, which must succeed."""

@@ -55,10 +55,10 @@ def wheel(tmp_path_factory):
 def installed(wheel, tmp_path_factory):
     """The program as it is installed, without extras."""
     folder = tmp_path_factory.mktemp("installed")
-    made = Installed(folder, wheel, {**os.environ, "GPUKILN_HOME": str(folder / "home")})
-    (made.packages / "without_extras.py").write_text(WITHOUT_EXTRAS)
-    (made.packages / "without_extras.pth").write_text("import without_extras\n")
-    return made
+    program = Installed(folder, wheel, {**os.environ, "GPUKILN_HOME": str(folder / "home")})
+    (program.packages / "without_extras.py").write_text(WITHOUT_EXTRAS)
+    (program.packages / "without_extras.pth").write_text("import without_extras\n")
+    return program
 
 
 def test_the_wheel_holds_every_recipe_and_nothing_that_is_not_kept(wheel):

@@ -21,7 +21,7 @@ DOCUMENTATION = """
 OBJECTS = 50_000
 
 
-class CallbackModule(CallbackBase):  # type: ignore[misc]
+class CallbackModule(CallbackBase):
     """Has no events: what it does is done when the plugin is loaded, before the first task."""
 
     CALLBACK_VERSION = 2.0

@@ -86,8 +86,8 @@ def _kvm_works() -> bool:
 def _has_virtualization(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Whether the processor runs guests: Intel's vmx, AMD's svm.
 
-    Without them /dev/kvm can only be PVM's, which interprets what a kernel that does not know PVM executes:
-    an unchanged one printed nothing in 20 s, with a core busy. The patches of PVM:
+    Without them /dev/kvm can only belong to PVM, a hypervisor for guests with a paravirtualized kernel. It
+    interprets the instructions of other kernels: one printed nothing in 20 s, with a core busy. Its patches:
     https://lore.kernel.org/lkml/20240226143630.33643-1-jiangshanlai@gmail.com/
     """
     flags = {

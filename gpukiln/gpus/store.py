@@ -209,23 +209,24 @@ class LeaseStore:
         self.file = self.path / "leases.db"
         with self._translate_errors():
             self._folders = self._open_folders()
-            before = _identity(self.file)
-            # isolation_level None: the module begins no transactions of its own, `change` does.
-            self.db = sqlite3.connect(self.file, timeout=LOCK_TIMEOUT_S, isolation_level=None)
-            self.db.row_factory = sqlite3.Row
-            version = self.db.execute("pragma user_version").fetchone()[0]
-            # An older program could misread rows of a newer one and grant a GPU twice.
-            if version > VERSION:
-                raise UnavailableError(
-                    f"{self.file} has version {version}, this gpukiln knows {VERSION}: a newer one wrote it",
-                    hint="use the newer gpukiln-gpu",
-                )
-            # In WAL mode this can lose the last commits in a power failure, never the database
-            # (sqlite.org/pragma.html); another boot ends every lease anyway.
-            self.db.execute("pragma synchronous = normal")
-            self.db.execute("pragma foreign_keys = on")
-            if version == 0:
-                self._make_tables()
+            with self._opening():
+                before = _identity(self.file)
+                # isolation_level None: the module begins no transactions of its own, `change` does.
+                self.db = sqlite3.connect(self.file, timeout=LOCK_TIMEOUT_S, isolation_level=None)
+                self.db.row_factory = sqlite3.Row
+                version = self.db.execute("pragma user_version").fetchone()[0]
+                # An older program could misread rows of a newer one and grant a GPU twice.
+                if version > VERSION:
+                    raise UnavailableError(
+                        f"{self.file} has version {version}, this gpukiln knows {VERSION}: a newer one wrote it",
+                        hint="use the newer gpukiln-gpu",
+                    )
+                # In WAL mode this can lose the last commits in a power failure, never the database
+                # (sqlite.org/pragma.html); another boot ends every lease anyway.
+                self.db.execute("pragma synchronous = normal")
+                self.db.execute("pragma foreign_keys = on")
+                if version == 0:
+                    self._make_tables()
         self._opened = before if before == _identity(self.file) else None
 
     def is_current(self) -> bool:
@@ -261,14 +262,26 @@ class LeaseStore:
             raise
         return folders
 
+    @contextlib.contextmanager
+    def _opening(self) -> Iterator[None]:
+        """Have no other process open the database meanwhile."""
+        # Where two processes change a new database to WAL, or one recovers it from one that was killed there,
+        # SQLite refuses the other at once: it waits for no lock while it holds one
+        # (sqlite.org/c3ref/busy_handler.html).
+        if not _lock(self._folders[""], fcntl.LOCK_EX, LOCK_TIMEOUT_S):
+            raise self._locked_error()
+        try:
+            yield
+        finally:
+            fcntl.flock(self._folders[""], fcntl.LOCK_UN)
+
     def _make_tables(self) -> None:
         # Readers do not wait for writers.
         self.db.execute("pragma journal_mode = wal")
         with self.change():
-            if self.db.execute("pragma user_version").fetchone()[0] == 0:
-                for statement in TABLES.split(";"):
-                    self.db.execute(statement)
-                self.db.execute(f"pragma user_version = {VERSION}")
+            for statement in TABLES.split(";"):
+                self.db.execute(statement)
+            self.db.execute(f"pragma user_version = {VERSION}")
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:
@@ -287,15 +300,18 @@ class LeaseStore:
     def _database_error(self, error: sqlite3.Error) -> GpukilnError:
         text = str(error)
         if "locked" in text:
-            return BusyError(
-                f"other processes locked {self.file} for {LOCK_TIMEOUT_S:.0f} s",
-                hint="try again; `fuser` lists the processes that have it open",
-            )
+            return self._locked_error()
         if "full" in text or "disk I/O" in text:
             return self._disk_full_error()
         if "readonly" in text or "unable to open" in text:
             return self._permission_error()
         return UnavailableError(f"{self.file} can't be read: {text}", hint=REBUILD_HINT)
+
+    def _locked_error(self) -> BusyError:
+        return BusyError(
+            f"other processes locked {self.file} for {LOCK_TIMEOUT_S:.0f} s",
+            hint="try again; `fuser` lists the processes that have it open",
+        )
 
     def _disk_full_error(self) -> UnavailableError:
         return UnavailableError(
@@ -414,22 +430,14 @@ class LeaseStore:
             how: fcntl.LOCK_EX or LOCK_SH.
             patience_s: How long to retry: `is_locked` of another process holds the lock for a moment.
         """
-        until = time.monotonic() + patience_s
-        # flock(2), not fcntl(2): the lock belongs to the open file, so a child that inherits the descriptor
-        # keeps it.
         number = self._open(path, os.O_RDWR | os.O_CREAT)
-        while True:
-            try:
-                fcntl.flock(number, how | fcntl.LOCK_NB)
-                return number
-            except OSError as error:
-                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                    os.close(number)
-                    raise
-            if time.monotonic() >= until:
+        locked = False
+        try:
+            locked = _lock(number, how, patience_s)
+        finally:
+            if not locked:
                 os.close(number)
-                return None
-            time.sleep(0.005)
+        return number if locked else None
 
     def is_locked(self, path: Path) -> bool:
         """Whether a process holds the lock of a file."""
@@ -495,6 +503,23 @@ class LeaseStore:
         """The ended uses, the oldest first."""
         with self._translate_errors():
             return [dict(row) for row in self.db.execute("select * from ledger order by id")]
+
+
+def _lock(number: int, how: int, patience_s: float) -> bool:
+    """Lock a file or a folder; whether no other process has it locked until the end of the patience."""
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            # flock(2), not fcntl(2): the lock belongs to the open file, so a child that inherits the descriptor
+            # keeps it.
+            fcntl.flock(number, how | fcntl.LOCK_NB)
+            return True
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.005)
 
 
 def _open_folder(path: Path, above: int | None) -> int:

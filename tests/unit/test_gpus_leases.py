@@ -460,6 +460,54 @@ def test_no_gpu_is_granted_twice_and_none_is_lost_whoever_is_killed(
     assert leases.queue() == []
 
 
+OPENERS = """
+import os, random, signal, sys, time
+from pathlib import Path
+from gpukiln.gpus.store import LeaseStore
+folder, chance = Path(sys.argv[1]), random.Random(1)
+for turn in range(80):
+    began, pids = time.monotonic() + 0.003, []
+    for number in range(4):
+        pids.append(os.fork())
+        if not pids[-1]:
+            while time.monotonic() < began:
+                pass
+            code = 1
+            try:
+                LeaseStore(folder / str(turn)).leases()
+                code = 0
+            finally:
+                os._exit(code)
+    if turn % 2:
+        time.sleep(0.003 + 0.008 * chance.random())
+        killed = pids.pop()
+        os.kill(killed, signal.SIGKILL)
+        os.waitpid(killed, 0)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * len(pids), turn
+"""
+
+
+def test_processes_that_open_a_new_state_at_the_same_time_are_not_refused(tmp_path: Path) -> None:
+    """As the processes of the service do at a machine's first call; SQLite refused 1 of 60 without a wait."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", OPENERS, str(tmp_path)]
+    done = subprocess.run(command, env=env, check=False, timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_process_that_never_ends_opening_the_state_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "LOCK_TIMEOUT_S", 0.1)
+    folder.mkdir(mode=0o700)
+    other = os.open(folder, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(BusyError, match="other processes locked .*leases.db"):
+        LeaseStore(folder)
+    os.close(other)
+    LeaseStore(folder).close()
+
+
 @pytest.mark.parametrize("moment", ["add", "lifeline", "commit"])
 def test_a_process_that_is_killed_in_the_middle_of_a_grant_has_changed_nothing(
     make: Callable[..., Leases], folder: Path, moment: str

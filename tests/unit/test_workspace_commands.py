@@ -576,6 +576,9 @@ def test_what_is_left_over_is_listed(typed: Typed) -> None:
     ec2 = Cloud().client("ec2")
     machine, home = done["workspace"]["machines"][0], done["workspace"]["homes"][0]
     ec2.terminate_instances(InstanceIds=[machine["instance_id"]])
+    ec2.get_waiter("instance_terminated").wait(
+        InstanceIds=[machine["instance_id"]], WaiterConfig={"Delay": 1, "MaxAttempts": 60}
+    )
     ec2.delete_volume(VolumeId=home["volume_id"])
     assert "orphaned in us-west-2: vision" in typed("list", "--refresh").stdout
     typed("down", "vision")

@@ -218,7 +218,8 @@ class LeaseStore:
                 # An older program could misread rows of a newer one and grant a GPU twice.
                 if version > VERSION:
                     raise UnavailableError(
-                        f"{self.file} has version {version}, this gpukiln knows {VERSION}: a newer one wrote it",
+                        f"{self.file} has version {version}, this gpukiln knows {VERSION}: "
+                        "a newer one wrote it",
                         hint="use the newer gpukiln-gpu",
                     )
                 # In WAL mode this can lose the last commits in a power failure, never the database
@@ -506,12 +507,12 @@ class LeaseStore:
 
 
 def _lock(number: int, how: int, patience_s: float) -> bool:
-    """Lock a file or a folder; whether no other process has it locked until the end of the patience."""
+    """Lock a file or a folder; returns whether it could before the end of the patience."""
     until = time.monotonic() + patience_s
     while True:
         try:
-            # flock(2), not fcntl(2): the lock belongs to the open file, so a child that inherits the descriptor
-            # keeps it.
+            # flock(2), not fcntl(2): the lock belongs to the open file, so a child that inherits the
+            # descriptor keeps it.
             fcntl.flock(number, how | fcntl.LOCK_NB)
             return True
         except OSError as error:

@@ -502,7 +502,7 @@ def test_a_process_that_never_ends_opening_the_state_is_named(
     folder.mkdir(mode=0o700)
     other = os.open(folder, os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
-    with pytest.raises(BusyError, match="other processes locked .*leases.db"):
+    with pytest.raises(BusyError, match=r"other processes locked .*leases\.db"):
         LeaseStore(folder)
     os.close(other)
     LeaseStore(folder).close()

@@ -3,10 +3,8 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from gpukiln.clouds.embedded.layout import Layout
-from gpukiln.clouds.embedded.machines import Machines
+from gpukiln.clouds.embedded.layout import FIRST_NETWORK, NETWORKS, Layout
 
-FIRST_NETWORK, NETWORKS = 64, 180  # gpukiln/clouds/embedded/machines.py, vpc_cidr
 TRIES = 10_000
 
 
@@ -38,5 +36,4 @@ def apart(
 
 def networks(home: Path, regions: Sequence[str]) -> list[int]:
     """Numbers of the networks of a home's regions, from 0 to NETWORKS - 1."""
-    machines = Machines(Layout(home))
-    return [int(machines.vpc_cidr(region).split(".")[1]) - FIRST_NETWORK for region in regions]
+    return [int(Layout(home).vpc_cidr(region).split(".")[1]) - FIRST_NETWORK for region in regions]

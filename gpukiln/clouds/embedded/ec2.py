@@ -75,7 +75,7 @@ def install(machines: Machines) -> None:
     _replace(responses, method_names_from_class=functools.cache(method_names_from_class))
 
     def create_default_vpc(self: Any) -> Any:
-        vpc = self.create_vpc(cidr_block=machines.vpc_cidr(self.region_name), is_default=True)
+        vpc = self.create_vpc(cidr_block=machines.layout.vpc_cidr(self.region_name), is_default=True)
         for zone in self.describe_availability_zones():
             self.create_default_subnet(zone.name)
         return vpc

@@ -2,6 +2,7 @@
 
 import re
 import secrets
+import zlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,8 @@ from gpukiln.state import state_home
 
 DAMAGED = ".damaged-"  # in the names of damaged files that were set aside
 LOCK_PROBE_S = 0.2  # seconds; a probe of the lock takes a small part of it
+# Of 127.0.0.0/8: away from 127.0.0.x, which programs of this computer use.
+FIRST_NETWORK, NETWORKS = 64, 180
 ACCESS_KEY = re.compile(r"embedded[0-9a-f]{16}")
 
 
@@ -31,6 +34,17 @@ class Layout:
     def root(self) -> Path:
         """The cloud's own folder."""
         return self.home / "cloud"
+
+    def vpc_cidr(self, region: str) -> str:
+        """The address range of a region's default VPC, in loopback; each cloud on this computer has others.
+
+        Args:
+            region: Name of the region.
+
+        Returns:
+            A /16 network.
+        """
+        return f"127.{FIRST_NETWORK + zlib.crc32(f'{self.home}:{region}'.encode()) % NETWORKS}.0.0/16"
 
     @property
     def endpoint(self) -> Path:

@@ -4,7 +4,6 @@ import os
 import shutil
 import socket
 import threading
-import zlib
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from typing import Any, get_args
@@ -68,19 +67,6 @@ class Machines:
         self.api: Application = NotFound()  # what machines can call
         self._served: dict[str, list[MetadataServer | MachineApi | Relay]] = {}
         self._locks: dict[str, threading.RLock] = {}
-
-    def vpc_cidr(self, region: str) -> str:
-        """The address range of a region's default VPC, in loopback; each cloud on this computer has others.
-
-        Args:
-            region: Name of the region.
-
-        Returns:
-            A /16 network.
-        """
-        # 127.64 to 127.243: away from 127.0.0.x, which programs of this computer use.
-        number = zlib.crc32(f"{self.layout.home}:{region}".encode())
-        return f"127.{64 + number % 180}.0.0/16"
 
     def lock(self, instance_id: str) -> threading.RLock:
         """The lock for changes of one machine."""

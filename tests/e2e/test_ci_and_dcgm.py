@@ -20,7 +20,6 @@ PLAYBOOK = """\
   hosts: all
   become: true
   gather_subset: [min]
-  vars_files: ["{root}/components.yaml"]
   tasks:
     - name: What an image gets
       ansible.builtin.include_role: {name: "{{ role }}", tasks_from: install}

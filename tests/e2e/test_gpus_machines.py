@@ -25,7 +25,6 @@ DOCKER = """
 - hosts: all
   become: true
   gather_subset: [min]
-  vars_files: ["{root}/components.yaml"]
   vars: {container_runtime_engines: [docker]}
   roles: [container_runtime]
 """

@@ -16,7 +16,6 @@ PLAYBOOK = """\
   hosts: all
   become: true
   gather_subset: [min]
-  vars_files: ["{root}/components.yaml"]
   tasks:
     - name: What an image gets
       ansible.builtin.include_role: {name: kasmvnc, tasks_from: install}

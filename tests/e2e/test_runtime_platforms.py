@@ -32,7 +32,6 @@ EXTRAS = """\
   hosts: all
   become: true
   gather_subset: [min]
-  vars_files: ["{root}/components.yaml"]
   tasks:
     - name: Have both
       ansible.builtin.include_role: {name: "{{ item }}"}

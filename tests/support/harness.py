@@ -263,10 +263,11 @@ class Node:
         return {name.removeprefix("ansible_"): value for name, value in found.items()}
 
     def play(self, playbook: str, *options: str, **variables: object) -> subprocess.CompletedProcess[str]:
-        """Run a playbook that uses the roles; {root} in it is the checkout."""
+        """Run a playbook that uses the roles."""
         file = self.folder / "site.yml"
-        file.write_text(playbook.replace("{root}", str(ROOT)))
-        return self._ansible("ansible-playbook", str(file), *options, **variables)
+        file.write_text(playbook)
+        versions = ("-e", f"@{ROOT}/components.yaml")
+        return self._ansible("ansible-playbook", str(file), *versions, *options, **variables)
 
     def apply(self, playbook: str, *options: str, **variables: object) -> subprocess.CompletedProcess[str]:
         """Run a playbook once: where another test shows that a second run of these tasks changes nothing."""
@@ -311,7 +312,7 @@ class Node:
         values = {**variables, **self.variables()}
         inventory = ("-i", f"{self.instance['PrivateIpAddress']},")
         return subprocess.run(
-            [_bin() / command, *inventory, "-e", json.dumps(values), *arguments],
+            [_bin() / command, *inventory, *arguments, "-e", json.dumps(values)],
             env={**self.here.environment, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gpukiln.catalog.components import apply_overrides, load_components, to_plain_data
 from gpukiln.catalog.images import image_names, load_image
 from gpukiln.catalog.load import version_key
 from gpukiln.errors import UsageError
 
+ROOT = Path(__file__).parents[2]
 TEXT = """
 components:
   nvidia_driver:
@@ -38,6 +40,15 @@ def test_the_shipped_file() -> None:
     assert all(len(repository.key_fingerprint) == 40 for repository in found)
     assert components["cuda"].version == "12.1"
     assert all(component.source and component.reason for component in components.values())
+
+
+def test_playbooks_read_it_once() -> None:
+    """Ansible parses a file of `vars_files` again for each task and node: 15 ms each time."""
+    files = [file for name in ("ansible", "molecule") for file in (ROOT / name).rglob("*.yml")]
+    plays = [play for file in files for play in yaml.safe_load(file.read_text()) if "hosts" in play]
+    reading = [play for play in plays if "components.yaml" in str(play)]
+    assert len(reading) >= 4
+    assert not [play["name"] for play in reading if "vars_files" in play]
 
 
 def test_what_is_optional_is_in_no_image_that_does_not_list_it() -> None:

@@ -248,7 +248,6 @@ def test_ansible_runs_them_in_their_order(shop: Path) -> None:
     play |= {
         "become": False,
         "connection": "local",
-        "vars_files": [],
         "tasks": [task for task in play["tasks"] if "gpukiln_own_role" in json.dumps(task)],
     }
     (shop / "play.yml").write_text(yaml.safe_dump([play]))

@@ -7,7 +7,6 @@ PLAYBOOK = """\
   hosts: all
   become: true
   gather_subset: [min]
-  vars_files: ["{root}/components.yaml"]
   tasks:
     - name: Say what is in it
       ansible.builtin.include_role: {name: "{{ item }}", tasks_from: install}

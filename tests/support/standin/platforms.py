@@ -66,7 +66,6 @@ INSTALL_DRIVER = """\
   hosts: all
   become: true
   gather_subset: [min]
-  vars_files: ["{root}/components.yaml"]
   tasks:
     - name: Install it
       ansible.builtin.include_role: {name: nvidia_driver, tasks_from: install}

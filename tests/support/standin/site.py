@@ -14,7 +14,6 @@ PLAYBOOK = """\
   hosts: all
   become: true
   gather_subset: [min]
-  vars_files: ["{root}/components.yaml"]
   vars:
     these: [nvidia_persistence, container_runtime, nvidia_container_toolkit, nvtop]
   tasks:

@@ -14,7 +14,7 @@ from gpukiln.clouds.tags import IMAGE_TAG, NOT_VERIFIED
 from gpukiln.disks.mount import mounted_root
 from gpukiln.exports.installer import read_content
 from tests.support.exported_machine import ExportedMachine, overlay, seed
-from tests.support.harness import BOOT_S, Node, wait_for
+from tests.support.harness import BOOT_S, CLOUD_INIT_DONE, Node, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -70,38 +70,6 @@ def test_the_command_says_what_the_disk_boots_on(exported):
     assert {"e1000e", "vmxnet3"} <= set(said["boots_on"]["networks"])
 
 
-def test_it_is_told_by_the_seed_alone(booted, key):
-    status = booted.read(key, "cloud-init status --long; hostname")
-    assert "DataSourceNoCloud [seed=/dev/sr0]" in status
-    assert status.splitlines()[-1] == NAME
-    # EC2's metadata, which nobody answers here, is not waited for
-    assert "169.254.169.254" not in booted.read(key, "sudo cat /var/log/cloud-init.log")
-    assert int(booted.read(key, "lsblk -bndo SIZE /dev/nvme0n1")) == SIZE_GIB << 30
-    assert int(booted.read(key, "df --output=size -B1 / | tail -1")) > (SIZE_GIB - 2) << 30
-    assert booted.ssh(key, "test -d /sys/firmware/efi").returncode == 0
-    assert EFI in booted.said()
-
-
-def test_its_record_says_where_it_went(image_cloud, booted, key):
-    record = json.loads(booted.read(key, "cat /etc/gpukiln/image.json"))
-    proven = (image_cloud.home / "builds" / image_cloud.document["build_id"] / "image.json").read_bytes()
-    exported = {"datasource": "nocloud", "record_sha256": hashlib.sha256(proven).hexdigest()}
-    assert record == {**json.loads(proven), "exported": exported}
-
-
-def test_the_suite_finds_what_it_found_on_the_ami(image_cloud, booted, key, tmp_path):
-    """Nothing that passed there is not run here."""
-    hosts = inventory(booted, key, tmp_path)
-    done = image_cloud.invoke("node.verify", "--inventory", hosts, "--expect-gpus", "0", "--json", ok=False)
-    [judged] = json.loads(done.stdout)["hosts"]
-    found = {check["id"]: check for check in judged["verdict"]["checks"]}
-    [on_ami] = image_cloud.document["verdicts"]
-    passed = {check["id"] for check in on_ami["checks"] if check["outcome"] == "passed"}
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert len(passed & found.keys()) > 20
-    assert {name: found[name] for name in passed & found.keys() if found[name]["outcome"] != "passed"} == {}
-
-
 def test_it_boots_from_sata_by_bios(exported, tmp_path):
     """Until its file systems are mounted: what follows is the same from each bus."""
     disk = overlay(exported[0], tmp_path / "disk.qcow2")
@@ -125,7 +93,7 @@ def test_without_a_source_the_key_of_the_export_logs_in(image_cloud, key, tmp_pa
             (root / "etc/systemd/system" / unit).symlink_to("/dev/null")
     disk = overlay(file, image_cloud.home / "alone-booted.qcow2")
     with ExportedMachine(disk, None, tmp_path, firmware="bios", bus="scsi", network_card="e1000e") as machine:
-        wait_for(lambda: machine.ssh(key, "cloud-init status --wait").returncode == 0, BOOT_S)
+        wait_for(lambda: machine.ssh(key, CLOUD_INIT_DONE).returncode == 0, BOOT_S)
         status = machine.read(key, "cloud-init status --long; systemctl is-system-running --wait")
         assert "DataSourceNone" in status
         assert status.splitlines()[-1] == "running"
@@ -158,3 +126,35 @@ def test_an_imported_disk_is_an_image_that_boots(image_cloud, key, tmp_path):
     assert read_content(disks[0]) == read_content(disks[1])
     with Node(image_cloud, key, tmp_path, made["image_id"]) as machine:
         assert machine.read("systemctl is-system-running --wait") == "running\n"
+
+
+def test_it_is_told_by_the_seed_alone(booted, key):
+    status = booted.read(key, "cloud-init status --long; hostname")
+    assert "DataSourceNoCloud [seed=/dev/sr0]" in status
+    assert status.splitlines()[-1] == NAME
+    # EC2's metadata, which nobody answers here, is not waited for
+    assert "169.254.169.254" not in booted.read(key, "sudo cat /var/log/cloud-init.log")
+    assert int(booted.read(key, "lsblk -bndo SIZE /dev/nvme0n1")) == SIZE_GIB << 30
+    assert int(booted.read(key, "df --output=size -B1 / | tail -1")) > (SIZE_GIB - 2) << 30
+    assert booted.ssh(key, "test -d /sys/firmware/efi").returncode == 0
+    assert EFI in booted.said()
+
+
+def test_its_record_says_where_it_went(image_cloud, booted, key):
+    record = json.loads(booted.read(key, "cat /etc/gpukiln/image.json"))
+    proven = (image_cloud.home / "builds" / image_cloud.document["build_id"] / "image.json").read_bytes()
+    exported = {"datasource": "nocloud", "record_sha256": hashlib.sha256(proven).hexdigest()}
+    assert record == {**json.loads(proven), "exported": exported}
+
+
+def test_the_suite_finds_what_it_found_on_the_ami(image_cloud, booted, key, tmp_path):
+    """Nothing that passed there is not run here."""
+    hosts = inventory(booted, key, tmp_path)
+    done = image_cloud.invoke("node.verify", "--inventory", hosts, "--expect-gpus", "0", "--json", ok=False)
+    [judged] = json.loads(done.stdout)["hosts"]
+    found = {check["id"]: check for check in judged["verdict"]["checks"]}
+    [on_ami] = image_cloud.document["verdicts"]
+    passed = {check["id"] for check in on_ami["checks"] if check["outcome"] == "passed"}
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(passed & found.keys()) > 20
+    assert {name: found[name] for name in passed & found.keys() if found[name]["outcome"] != "passed"} == {}

@@ -22,7 +22,7 @@ from gpukiln.exports.installer import read_content, write_installer
 from gpukiln.exports.netboot import write_netboot
 from gpukiln.programs import tool
 from tests.support.exported_machine import ssh
-from tests.support.harness import BOOT_S, wait_for
+from tests.support.harness import BOOT_S, CLOUD_INIT_DONE, wait_for
 from tests.support.served import served_folder
 
 OVMF = Path("/usr/share/OVMF")
@@ -111,7 +111,7 @@ def test_a_machine_without_a_disk_boots_the_image_from_http(here, disk, key, tmp
                 return ssh(port, key, tmp_path / "ssh", command)
 
             try:
-                wait_for(lambda: run("cloud-init status --wait").returncode == 0, BOOT_S)
+                wait_for(lambda: run(CLOUD_INIT_DONE).returncode == 0, BOOT_S)
             except AssertionError:
                 pytest.fail(log.read_text(errors="replace")[-3000:])
             state = run("systemctl is-system-running --wait; systemctl --failed --no-legend").stdout

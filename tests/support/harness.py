@@ -35,8 +35,8 @@ SSH_OPTIONS = (
     *("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR"),
     *("-o", "ConnectTimeout=10", "-o", "BatchMode=yes"),
 )
-# `cloud-init status --wait` starts Python, for 3 s of an emulated processor. A machine that has switched it off
-# has the second file.
+# `cloud-init status --wait` starts Python, for 3 s of an emulated processor. Where cloud-init is switched off
+# there is the second file.
 CLOUD_INIT_DONE = "cd /run/cloud-init && until [ -e result.json ] || [ -e disabled ]; do sleep 0.25; done"
 ONE_CONNECTION = ("-o", "ControlMaster=auto", "-o", "ControlPersist=60")
 

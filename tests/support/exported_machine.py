@@ -11,7 +11,7 @@ from gpukiln.clouds.embedded import accelerator
 from gpukiln.clouds.embedded.cluster.control_plane import free_ports
 from gpukiln.clouds.embedded.hardware import firmware_arguments
 from gpukiln.clouds.embedded.qmp import Qmp
-from tests.support.harness import BOOT_S, ONE_CONNECTION, SSH_OPTIONS, wait_for
+from tests.support.harness import BOOT_S, one_connection, ssh, wait_for
 
 Bus = Literal["virtio", "scsi", "sata", "nvme"]
 SAID = "gpukiln-test-state:"
@@ -81,22 +81,6 @@ def _cd(file: Path) -> tuple[str, ...]:
     return ("-drive", drive, "-device", "ide-cd,drive=seed,bus=ide.0")
 
 
-def ssh(port: int, key_file: Path, connection: Path, command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command on a machine whose SSH is forwarded here; a login takes seconds of an emulated processor.
-
-    Args:
-        connection: The socket by which all commands share one login.
-    """
-    options = (*SSH_OPTIONS, *ONE_CONNECTION, "-o", f"ControlPath={connection}")
-    return subprocess.run(
-        ["ssh", *options, "-i", str(key_file), "-p", str(port), "admin@127.0.0.1", command],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 class ExportedMachine:
     """A virtual machine with q35's chipset, and a second network card without a cable; `with` pulls its plug.
 
@@ -111,7 +95,7 @@ class ExportedMachine:
 
     def __init__(self, disk, seed_file, folder, *, firmware, bus, network_card="virtio-net-pci"):
         self.console, control = folder / "console.log", folder / "qmp.sock"
-        self._connection = folder / "ssh"
+        self._connection = one_connection(folder / "ssh")
         [self.port] = free_ports(1)
         node = {"driver": "qcow2", "node-name": "root", "discard": "unmap"}
         node["file"] = {"driver": "file", "filename": str(disk), "cache": {"direct": False, "no-flush": True}}
@@ -166,7 +150,7 @@ class ExportedMachine:
         return "" if self.process.poll() is None else f"QEMU ended: {self.process.stderr.read().decode()}\n"
 
     def ssh(self, key_file: Path, command: str) -> subprocess.CompletedProcess[str]:
-        return ssh(self.port, key_file, self._connection, command)
+        return ssh("127.0.0.1", str(self.port), key_file, command, options=self._connection)
 
     def read(self, key_file: Path, command: str) -> str:
         done = self.ssh(key_file, command)

@@ -38,7 +38,24 @@ SSH_OPTIONS = (
 # `cloud-init status --wait` starts Python, for 3 s of an emulated processor. Where cloud-init is switched off
 # there is the second file.
 CLOUD_INIT_DONE = "cd /run/cloud-init && until [ -e result.json ] || [ -e disabled ]; do sleep 0.25; done"
-ONE_CONNECTION = ("-o", "ControlMaster=auto", "-o", "ControlPersist=60")
+
+
+def one_connection(socket: Path) -> tuple[str, ...]:
+    """Options of ssh with which all commands share one login, by this socket; a login takes a while."""
+    return "-o", "ControlMaster=auto", "-o", "ControlPersist=60", "-o", f"ControlPath={socket}"
+
+
+def ssh(
+    address: str, port: str, key_file: Path, command: str, *, stdin: bytes = b"", options: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run a command on a machine as its first user."""
+    done = subprocess.run(
+        ["ssh", "-i", key_file, "-p", port, *SSH_OPTIONS, *options, f"admin@{address}", command],
+        input=stdin,
+        capture_output=True,
+        check=False,
+    )
+    return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 class Here:
@@ -142,17 +159,8 @@ class Here:
         self, instance, key_file: Path, command: str, stdin: bytes = b"", options: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on a machine as its first user."""
-        port = self.ssh_port(instance)
-        target = f"admin@{instance['PrivateIpAddress']}"
-        done = subprocess.run(
-            ["ssh", "-i", key_file, "-p", port, *SSH_OPTIONS, *options, target, command],
-            input=stdin,
-            capture_output=True,
-            check=False,
-        )
-        return subprocess.CompletedProcess(
-            command, done.returncode, done.stdout.decode(), done.stderr.decode()
-        )
+        address, port = instance["PrivateIpAddress"], self.ssh_port(instance)
+        return ssh(address, port, key_file, command, stdin=stdin, options=options)
 
     def ssh_port(self, instance) -> str:
         """As its server says it once: a machine ends with its server."""
@@ -233,7 +241,7 @@ class Node:
 
     def ssh(self, command: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
         """Run a command over the one connection to it: a login takes longer than most commands."""
-        options = (*ONE_CONNECTION, "-o", f"ControlPath={self.folder}/ssh")
+        options = one_connection(self.folder / "ssh")
         return self.here.ssh(self.instance, self.key_file, command, stdin, options)
 
     def read(self, command: str) -> str:

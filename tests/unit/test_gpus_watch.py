@@ -179,14 +179,23 @@ def test_ticks_whose_time_was_up_are_missed_and_the_next_is_late(monkeypatch: py
     class Slow:
         pynvml = type("pynvml", (), {"nvmlInit": staticmethod(lambda: None)})
 
+    class Clock:
+        seconds = 0.0
+
+        def monotonic(self) -> float:
+            return self.seconds
+
+        def sleep(self, seconds: float) -> None:
+            self.seconds += seconds
+
+    clock, pauses = Clock(), iter((0.0, 0.27, 0.0, 0.0, 0.0))
     monkeypatch.setattr(sampling, "Nvml", Slow)
-    pauses = iter((0.0, 0.27, 0.0, 0.0, 0.0))
-    monkeypatch.setattr(sampling, "_row", lambda *_: time.sleep(next(pauses)))
-    began = time.monotonic()
-    sampling._sample_all(lambda **said: heard.append(said), ["GPU-1"], began, 0.1, 0, 6)
+    monkeypatch.setattr(sampling, "time", clock)
+    monkeypatch.setattr(sampling, "_row", lambda *_: clock.sleep(next(pauses)))
+    sampling._sample_all(lambda **said: heard.append(said), ["GPU-1"], 0.0, 0.1, 0, 6)
     ticks = [one for one in heard if "tick" in one]
     assert [one["tick"] for one in ticks] == [0, 1, 3, 4, 5]
-    record = WatchRecord(0.1, began, planned=6)
+    record = WatchRecord(0.1, 0.0, planned=6)
     record.ticks = [Tick(one["tick"], 0, one["late"], "", ()) for one in ticks]
     assert (record.missed, record.late) == (1, 1)
 

@@ -265,9 +265,9 @@ class LeaseStore:
 
     @contextlib.contextmanager
     def _opening(self) -> Iterator[None]:
-        """Have no other process open the database meanwhile."""
-        # Where two processes change a new database to WAL, or one recovers it from one that was killed there,
-        # SQLite refuses the other at once: it waits for no lock while it holds one
+        """Keep other processes from opening the database."""
+        # SQLite does not use its timeout where waiting could deadlock: of two processes that change a new
+        # database to WAL, or recover one from a process that was killed there, it refuses one at once
         # (sqlite.org/c3ref/busy_handler.html).
         if not _lock(self._folders[""], fcntl.LOCK_EX, LOCK_TIMEOUT_S):
             raise self._locked_error()
@@ -507,7 +507,7 @@ class LeaseStore:
 
 
 def _lock(number: int, how: int, patience_s: float) -> bool:
-    """Lock a file or a folder; returns whether it could before the end of the patience."""
+    """Lock an open file or folder; False where another process still has the lock after `patience_s`."""
     until = time.monotonic() + patience_s
     while True:
         try:

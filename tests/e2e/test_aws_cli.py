@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from gpukiln.instances.deadline import shutdown_user_data
-from tests.support.harness import CLOUD_INIT_DONE, ROOT, command_lines, processes_of, wait_for
+from tests.support.harness import ROOT, WAIT_FOR_CLOUD_INIT, command_lines, processes_of, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -29,7 +29,7 @@ def instance(here, key, base_id, tmp_path_factory):
         *(base_id, key, "--instance-type", "m5.xlarge", "--user-data", f"file://{user_data}"),
         *("--block-device-mappings", "DeviceName=/dev/xvda,Ebs={VolumeSize=10,Encrypted=true}"),
     )
-    wait_for(lambda: here.ssh(started, key, CLOUD_INIT_DONE).returncode == 0)
+    wait_for(lambda: here.ssh(started, key, WAIT_FOR_CLOUD_INIT).returncode == 0)
     return started
 
 

@@ -14,7 +14,7 @@ from gpukiln.clouds.tags import IMAGE_TAG, NOT_VERIFIED
 from gpukiln.disks.mount import mounted_root
 from gpukiln.exports.installer import read_content
 from tests.support.exported_machine import ExportedMachine, overlay, seed
-from tests.support.harness import BOOT_S, CLOUD_INIT_DONE, Node, wait_for
+from tests.support.harness import BOOT_S, WAIT_FOR_CLOUD_INIT, Node, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -93,7 +93,7 @@ def test_without_a_source_the_key_of_the_export_logs_in(image_cloud, key, tmp_pa
             (root / "etc/systemd/system" / unit).symlink_to("/dev/null")
     disk = overlay(file, image_cloud.home / "alone-booted.qcow2")
     with ExportedMachine(disk, None, tmp_path, firmware="bios", bus="scsi", network_card="e1000e") as machine:
-        wait_for(lambda: machine.ssh(key, CLOUD_INIT_DONE).returncode == 0, BOOT_S)
+        wait_for(lambda: machine.ssh(key, WAIT_FOR_CLOUD_INIT).returncode == 0, BOOT_S)
         status = machine.read(key, "cloud-init status --long; systemctl is-system-running --wait")
         assert "DataSourceNone" in status
         assert status.splitlines()[-1] == "running"

@@ -21,7 +21,7 @@ from gpukiln.disks.sparse import copy_disk
 from gpukiln.exports.installer import read_content, write_installer
 from gpukiln.exports.netboot import write_netboot
 from gpukiln.programs import tool
-from tests.support.harness import BOOT_S, CLOUD_INIT_DONE, one_connection, ssh, wait_for
+from tests.support.harness import BOOT_S, WAIT_FOR_CLOUD_INIT, one_connection, ssh, wait_for
 from tests.support.served import served_folder
 
 OVMF = Path("/usr/share/OVMF")
@@ -110,7 +110,7 @@ def test_a_machine_without_a_disk_boots_the_image_from_http(here, disk, key, tmp
                 return ssh("127.0.0.1", str(port), key, command, options=one_connection(tmp_path / "ssh"))
 
             try:
-                wait_for(lambda: run(CLOUD_INIT_DONE).returncode == 0, BOOT_S)
+                wait_for(lambda: run(WAIT_FOR_CLOUD_INIT).returncode == 0, BOOT_S)
             except AssertionError:
                 pytest.fail(log.read_text(errors="replace")[-3000:])
             state = run("systemctl is-system-running --wait; systemctl --failed --no-legend").stdout

@@ -37,7 +37,7 @@ SSH_OPTIONS = (
 )
 # `cloud-init status --wait` starts Python, for 3 s of an emulated processor. Where cloud-init is switched off
 # there is the second file.
-CLOUD_INIT_DONE = "cd /run/cloud-init && until [ -e result.json ] || [ -e disabled ]; do sleep 0.25; done"
+WAIT_FOR_CLOUD_INIT = "cd /run/cloud-init && until [ -e result.json ] || [ -e disabled ]; do sleep 0.25; done"
 
 
 def one_connection(socket: Path) -> tuple[str, ...]:
@@ -320,6 +320,7 @@ class Node:
     def _ansible(
         self, command: str, *arguments: str, **variables: object
     ) -> subprocess.CompletedProcess[str]:
+        # The last -e wins: a test may replace `components`.
         values = {**variables, **self.variables()}
         inventory = ("-i", f"{self.instance['PrivateIpAddress']},")
         return subprocess.run(

@@ -78,7 +78,7 @@ def test_a_tool_that_hung_is_not_asked_again_under_any_of_its_names(tool: Tool, 
     with pytest.raises(HungError, match=r"kmod hangs .*, and was not run again"):
         run_unrecorded("env", "A=b", str(tmp_path / "modprobe"), "--showconfig", timeout=60)
     assert "not run again" in run_unless_hung(kmod)[NOT_REACHED]
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 5
     assert len(pids(tmp_path)) == 1
     assert [one["tool"] for one in watch.hung.values()] == ["kmod"]
 
@@ -113,7 +113,7 @@ def test_what_cannot_be_killed_is_not_waited_for(
     started = time.monotonic()
     with pytest.raises(HungError, match="and can't be killed"):
         run_unrecorded(tool("echo so far\nexec sleep 3000"), timeout=0.5)
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 10
     [pid] = pids(tmp_path)
     kill(pid, signal.SIGKILL)
 
@@ -141,7 +141,7 @@ def test_all_ends_in_its_time_and_what_was_found_before_is_kept(tool: Tool, tmp_
             "d": lambda: time.sleep(3000),
         }
     )
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 10
     assert facts["a"] == 1
     up = {NOT_REACHED: "the 2 s that gathering facts may take were up"}
     assert [facts[name] for name in "bcd"] == [up, up, up]

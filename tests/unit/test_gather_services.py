@@ -222,7 +222,7 @@ def test_an_answer_that_never_ends_is_none(ollama: tuple[Ollama, int]) -> None:
     told.drips = "/api/version"
     began = time.monotonic()
     assert services.http_request(port, "/api/version", seconds=1.0) == {"error": "no answer in 1 s"}
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 5
 
 
 def test_nobody_at_the_port(workspace: Machine) -> None:

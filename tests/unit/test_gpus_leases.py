@@ -488,7 +488,7 @@ for turn in range(80):
 
 
 def test_processes_that_open_a_new_state_at_the_same_time_are_not_refused(tmp_path: Path) -> None:
-    """As the processes of the service do at a machine's first call; SQLite refused 1 of 60 without a wait."""
+    """As the processes of the service do at a machine's first call; without the lock 1 of 60 was refused."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", OPENERS, str(tmp_path)]
     done = subprocess.run(command, env=env, check=False, timeout=120, capture_output=True, text=True)

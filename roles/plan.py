@@ -19,9 +19,9 @@ ROOT = Path(__file__).resolve().parents[1]
 """The checkout, or the collection that was built of it (gpukiln/nodes/collection.py)."""
 MANAGED = "Ansible managed"
 Node = dict[str, Any]
-"""What the look modules returned, put together: ansible/plugins/modules/*.py say what."""
-Looks = dict[str, dict[str, Any]]
-"""Look modules and what each is asked."""
+"""What the module node_facts returned; ansible/plugins/modules/node_facts.py says what."""
+Looks = dict[str, Any]
+"""Arguments of node_facts: what is to be read of a node."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Plan:
 
     Args:
         refusal: Found, wanted, next step; then nothing is done.
-        ask: What has to be looked at before it can be decided: look modules and what each is asked.
+        ask: What has to be looked at before it can be decided.
         files: To be written; those that are as they should be are not among them.
         folders: To be made, or to be put right: path to mode.
         absent: Paths to be removed.
@@ -270,17 +270,15 @@ def together(*looks: Looks) -> Looks:
     """One look that asks for all that several ask for."""
     asked: Looks = {}
     for look in looks:
-        for module, arguments in look.items():
-            into = asked.setdefault(module, {})
-            for name, value in arguments.items():
-                before = into.get(name)
-                # Order stays and duplicates go: roles ask for the same packages.
-                if isinstance(value, list) and before:
-                    into[name] = [*before, *(item for item in value if item not in before)]
-                elif isinstance(value, dict) and before:
-                    into[name] = {**before, **value}
-                else:
-                    into[name] = value
+        for name, value in look.items():
+            before = asked.get(name)
+            # Order stays and duplicates go: roles ask for the same packages.
+            if isinstance(value, list) and before:
+                asked[name] = [*before, *(item for item in value if item not in before)]
+            elif isinstance(value, dict) and before:
+                asked[name] = {**before, **value}
+            else:
+                asked[name] = value
     return asked
 
 

@@ -30,7 +30,7 @@ SHARED = (
     "gpukiln/probe/passthrough.py",
 )
 """What roles read by its path in the checkout: `shared` and `ROOT` of roles/plan.py."""
-PLUGINS = ("action", "modules", "module_utils")
+PLUGINS = ("action", "modules")
 DOCUMENTS = ("LICENSE", "docs/roles.md")
 # image_record writes the plan of an image build, which a live node has not.
 LEFT_OUT = ("image_record",)

@@ -24,7 +24,7 @@ ARCHIVE_KEYS = ("debian-archive", "ubuntu-archive")
 
 
 def look(_role: Role) -> Looks:
-    return {"node_facts": {"files": list(SOURCES), "globs": [*RETIRED, LISTS]}}
+    return {"files": list(SOURCES), "globs": [*RETIRED, LISTS]}
 
 
 def decide(role: Role, node: Node) -> Plan:

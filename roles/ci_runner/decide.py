@@ -31,7 +31,7 @@ def look(role: Role) -> Looks:
         "folders": [role["ccache_dir"], *folders],
         "commands": {name: ["getent", "group", name] for name in ("docker", role["ccache_group"])},
     }
-    return together(gpu_presence.LOOKS, {"node_facts": own})
+    return together(gpu_presence.LOOKS, own)
 
 
 def decide(role: Role, node: Node) -> Plan:

@@ -85,12 +85,10 @@ class Runtime:
 def look(role: Role) -> Looks:
     providers = _platform(role.system).providers
     return {
-        "node_facts": {
-            "packages": [name for names in providers.values() for name in names],
-            "files": [DAEMON_JSON, TOML, AFTER_NODEADM, ADDS_RUNTIME, ADDER],
-            "globs": [NODEADM, BOOTSTRAP],
-            "units": [_unit(engine) for engine in providers],
-        }
+        "packages": [name for names in providers.values() for name in names],
+        "files": [DAEMON_JSON, TOML, AFTER_NODEADM, ADDS_RUNTIME, ADDER],
+        "globs": [NODEADM, BOOTSTRAP],
+        "units": [_unit(engine) for engine in providers],
     }
 
 
@@ -138,7 +136,7 @@ def decide_register(role: Role, node: Node) -> Plan:
 
 
 def look_runtime(role: Role) -> Looks:
-    return {"node_facts": {"units": [_unit(engine) for engine in role["engines"]]}}
+    return {"units": [_unit(engine) for engine in role["engines"]]}
 
 
 def decide_runtime(role: Role, node: Node) -> Plan:

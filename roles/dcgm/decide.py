@@ -36,7 +36,7 @@ def look(role: Role) -> Looks:
         "globs": [name for name in CONFLICTS if name[0] == "/"],
         "units": _units(role),
     }
-    return together(gpu_presence.LOOKS, _repository(role).looks, {"node_facts": own})
+    return together(gpu_presence.LOOKS, _repository(role).looks, own)
 
 
 def decide(role: Role, node: Node) -> Plan:
@@ -121,7 +121,7 @@ def decide_runtime(role: Role, node: Node) -> Plan:
 
 
 def look_sees(_role: Role) -> Looks:
-    return {"node_facts": {"gpus": True, "commands": {"discovery": DISCOVERY}}}
+    return {"gpus": True, "commands": {"discovery": DISCOVERY}}
 
 
 def decide_sees(_role: Role, node: Node) -> Plan:

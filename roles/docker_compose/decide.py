@@ -4,7 +4,7 @@ from ..plan import Looks, Node, Plan, Role, missing
 
 
 def look(role: Role) -> Looks:
-    return {"node_facts": {"packages": [_package(role)]}} if _package(role) else {}
+    return {"packages": [_package(role)]} if _package(role) else {}
 
 
 def decide(role: Role, node: Node) -> Plan:

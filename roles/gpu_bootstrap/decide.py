@@ -23,7 +23,7 @@ LABEL_VALUE = r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?"
 
 def look(_role: Role) -> Looks:
     own = {"files": [*SCRIPTS, SETTINGS, EXPECTED, UNIT_FILE], "folders": [FOLDER], "units": [UNIT]}
-    return together(gpu_presence.LOOKS, {"node_facts": own})
+    return together(gpu_presence.LOOKS, own)
 
 
 def decide(role: Role, node: Node) -> Plan:

@@ -5,7 +5,7 @@ from ..plan import Looks, Node, Plan, Role, shared
 PROBE = "/usr/local/sbin/nvidia-gpu-present"
 UNIT = "nvidia-gpu-present.service"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
-LOOKS: Looks = {"node_facts": {"files": [PROBE, UNIT_FILE], "units": [UNIT], "gpus": True}}
+LOOKS: Looks = {"files": [PROBE, UNIT_FILE], "units": [UNIT], "gpus": True}
 
 
 def have(plan: Plan, node: Node) -> None:

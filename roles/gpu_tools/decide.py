@@ -47,15 +47,13 @@ except UsageError as error:
 
 def look(role: Role) -> Looks:
     return {
-        "node_facts": {
-            "files": [SETTINGS, MIG, *_manual(), *(f"{UNITS}/{name}" for name in _units(role))],
-            "secrets": [PROGRAM],  # whose text is no text
-            "folders": [*FOLDERS, STATE, *_parents()],
-            "globs": list(EARLIER),
-            "units": _started(role),
-            "accounts": role["users"],
-            "commands": {"group": ["getent", "group", GROUP]},
-        }
+        "files": [SETTINGS, MIG, *_manual(), *(f"{UNITS}/{name}" for name in _units(role))],
+        "secrets": [PROGRAM],  # whose text is no text
+        "folders": [*FOLDERS, STATE, *_parents()],
+        "globs": list(EARLIER),
+        "units": _started(role),
+        "accounts": role["users"],
+        "commands": {"group": ["getent", "group", GROUP]},
     }
 
 
@@ -92,7 +90,7 @@ def decide(role: Role, node: Node) -> Plan:
 
 
 def look_runtime(role: Role) -> Looks:
-    return {"node_facts": {"units": _started(role)}}
+    return {"units": _started(role)}
 
 
 def decide_runtime(role: Role, node: Node) -> Plan:

@@ -9,7 +9,7 @@ KEEPS_KEYS = r"(?m)^\s*ssh_deletekeys:\s*(false|no|0|False|No)\b"
 
 
 def look(_role: Role) -> Looks:
-    return {"node_facts": {"globs": [CLOUD_INIT], "files": [SETTINGS]}}
+    return {"globs": [CLOUD_INIT], "files": [SETTINGS]}
 
 
 def decide(_role: Role, node: Node) -> Plan:

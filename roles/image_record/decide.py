@@ -29,7 +29,7 @@ FINE = {"sources": (0,), "copyright": (0, 1, 2), "modinfo": (0, 1)}
 def look(role: Role) -> Looks:
     if not role["image"]:
         return {}
-    own = {
+    return {
         "packages": ["*"],
         "files": [role["path"]],
         "secrets": [GPU_TOOLS],  # whose text is no text
@@ -37,7 +37,6 @@ def look(role: Role) -> Looks:
         "globs": [KERNELS],
         "commands": {"sources": SOURCES, "copyright": COPYRIGHT} if role.system.apt else {},
     }
-    return {"node_facts": own}
 
 
 def decide(role: Role, node: Node) -> Plan:
@@ -52,7 +51,7 @@ def decide(role: Role, node: Node) -> Plan:
         for name in MODULES
     }
     if not asks.keys() <= node["answers"].keys():
-        return Plan(ask={"node_facts": {"commands": asks}})
+        return Plan(ask={"commands": asks})
     if reason := _unanswered(node["answers"]):
         return plan.refuse(reason)
     record = image_record(
@@ -78,7 +77,7 @@ def decide(role: Role, node: Node) -> Plan:
 
 
 def look_drift(role: Role) -> Looks:
-    return {"node_facts": {"packages": ["*"], "files": [role["path"]], "globs": [LIVE]}}
+    return {"packages": ["*"], "files": [role["path"]], "globs": [LIVE]}
 
 
 def decide_drift(role: Role, node: Node) -> Plan:

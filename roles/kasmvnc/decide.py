@@ -13,7 +13,7 @@ UNIT_FILE = "/etc/systemd/system/kasmvnc@.service"  # a workspace that wants a d
 
 def look(role: Role) -> Looks:
     files = [SETTINGS, UNIT_FILE, *(f"{FOLDER}/{name}" for name in SCRIPTS)]
-    return {"node_facts": {"packages": [PACKAGE, *role["desktop_packages"]], "files": files}}
+    return {"packages": [PACKAGE, *role["desktop_packages"]], "files": files}
 
 
 def decide(role: Role, node: Node) -> Plan:
@@ -45,7 +45,7 @@ def decide(role: Role, node: Node) -> Plan:
 
 
 def look_came(_role: Role) -> Looks:
-    return {"node_facts": {"packages": [PACKAGE]}}
+    return {"packages": [PACKAGE]}
 
 
 def decide_came(role: Role, node: Node) -> Plan:

@@ -45,7 +45,7 @@ def look(role: Role) -> Looks:
         "secrets": [DAEMON_JSON],
         "globs": list(REPLACES),
     }
-    return together(look_runtime(role), _repository(role).looks, {"node_facts": own})
+    return together(look_runtime(role), _repository(role).looks, own)
 
 
 def decide(role: Role, node: Node) -> Plan:
@@ -95,7 +95,7 @@ def look_runtime(role: Role) -> Looks:
     # The specification is long: what it says of the driver is enough.
     command = ["grep", "--only-matching", "--with-filename", "--extended-regexp", DESCRIBES]
     described = [*command, role["loaded_file"], role["cdi_file"]]
-    return together(gpu_presence.LOOKS, {"node_facts": {"commands": {"described": described}}})
+    return together(gpu_presence.LOOKS, {"commands": {"described": described}})
 
 
 def decide_runtime(role: Role, node: Node) -> Plan:

@@ -395,7 +395,7 @@ def _has_libraries(case: Case) -> bool:
 
 
 def ask(name: str, *command: str) -> Plan:
-    return Plan(ask={"node_facts": {"commands": {name: list(command)}}})
+    return Plan(ask={"commands": {name: list(command)}})
 
 
 def held(case: Case, names: Iterable[str]) -> list[str]:

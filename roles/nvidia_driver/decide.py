@@ -91,13 +91,10 @@ def look(role: Role) -> Looks:
         "globs": [UNINSTALLER, *libraries_of(case.version)],
         "units": [FABRIC],
         "commands": {"serial": serial} if case.signs else {},
-    }
-    asked = {
-        "node_facts": own,
-        "driver_facts": {"version": case.version, "modules": ["nvidia", "nvidia-current", UMAD]},
+        "driver": {"version": case.version, "modules": ["nvidia", "nvidia-current", UMAD]},
     }
     repositories = [repository.looks for repository in case.repositories]
-    return together(gpu_presence.LOOKS, asked, *repositories)
+    return together(gpu_presence.LOOKS, own, *repositories)
 
 
 look_stream = look_packages = look_tools = look_modules = look_finish = look
@@ -315,7 +312,7 @@ def decide_modules(role: Role, node: Node) -> Plan:
     asked = {kernel: _key_command(case, kernel) for kernel in build}
     answers = node["answers"]
     if missing := {kernel: command for kernel, command in asked.items() if kernel not in answers}:
-        return Plan(ask={"node_facts": {"commands": missing}})
+        return Plan(ask={"commands": missing})
     for kernel in build:
         if answers[kernel]["rc"] != 0:
             return plan.refuse(f"Found that modules have no key: {answers[kernel]['stderr'].strip()}")
@@ -424,7 +421,7 @@ def decide_runtime(role: Role, node: Node) -> Plan:
 
 
 def look_loaded(_role: Role) -> Looks:
-    return {"driver_facts": {"version": "", "modules": []}}
+    return {"driver": {"version": "", "modules": []}}
 
 
 def decide_loaded(role: Role, node: Node) -> Plan:

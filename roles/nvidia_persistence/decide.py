@@ -23,7 +23,7 @@ def look(role: Role) -> Looks:
         "accounts": ["nvidia-persistenced"],
         "units": [UNIT],
     }
-    return together(gpu_presence.LOOKS, {"node_facts": own})
+    return together(gpu_presence.LOOKS, own)
 
 
 def decide(role: Role, node: Node) -> Plan:
@@ -79,7 +79,7 @@ def decide_runtime(role: Role, node: Node) -> Plan:
 
 
 def look_on(_role: Role) -> Looks:
-    return {"node_facts": {"commands": {"persistence": MODE}}}
+    return {"commands": {"persistence": MODE}}
 
 
 def decide_on(role: Role, node: Node) -> Plan:

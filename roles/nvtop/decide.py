@@ -7,7 +7,7 @@ ARCHIVES = {"Debian": ["contrib"], "Ubuntu": ["universe"]}
 
 
 def look(role: Role) -> Looks:
-    return {"node_facts": {"packages": role["packages"]}} if _source(role) else {}
+    return {"packages": role["packages"]} if _source(role) else {}
 
 
 def decide(role: Role, node: Node) -> Plan:

@@ -91,12 +91,10 @@ class Repository:
     @property
     def looks(self) -> Looks:
         return {
-            "node_facts": {
-                "files": [self.path],
-                "keyrings": [self.keyring],
-                "globs": list(apt_sources.RETIRED) if self.system.apt else [],
-                "packages": ["gpg"] if self.system.apt else [],
-            }
+            "files": [self.path],
+            "keyrings": [self.keyring],
+            "globs": list(apt_sources.RETIRED) if self.system.apt else [],
+            "packages": ["gpg"] if self.system.apt else [],
         }
 
     def trusted(self, node: Node) -> bool:
@@ -133,8 +131,8 @@ class Repository:
 def look(role: Role) -> Looks:
     looks = _asked(role).looks
     paths, names = _replaced(role)
-    looks["node_facts"]["globs"] += paths
-    looks["node_facts"]["packages"] += names
+    looks["globs"] += paths
+    looks["packages"] += names
     return looks
 
 

@@ -10,7 +10,7 @@ POLICY = "/usr/sbin/policy-rc.d"  # Debian's services start as soon as they are 
 
 
 def look(role: Role) -> Looks:
-    return {"node_facts": {"packages": role["names"], "files": [POLICY] if role.system.apt else []}}
+    return {"packages": role["names"], "files": [POLICY] if role.system.apt else []}
 
 
 def decide(role: Role, node: Node) -> Plan:
@@ -21,7 +21,7 @@ def decide(role: Role, node: Node) -> Plan:
     plan.lines = [f"+{name} {version}".rstrip() for name in install]
     hold = unheld(node, names) if role["hold"] else []
     if install and version and not role.check and role.system.apt and "madison" not in node["answers"]:
-        return Plan(ask={"node_facts": {"commands": {"madison": ["apt-cache", "madison", *names]}}})
+        return Plan(ask={"commands": {"madison": ["apt-cache", "madison", *names]}})
     if install and not role.check:
         plan.do["install"] = _specifications(role, node)
         # A lock hides every other version from dnf.
@@ -45,7 +45,7 @@ def decide_failed(role: Role, _node: Node) -> Plan:
 
 
 def look_came(role: Role) -> Looks:
-    return {"node_facts": {"packages": role["names"]}}
+    return {"packages": role["names"]}
 
 
 def decide_came(role: Role, node: Node) -> Plan:

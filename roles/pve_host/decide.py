@@ -34,15 +34,13 @@ def look(_role: Role) -> Looks:
     # The same probe as node.passthrough's, so both agree on what a host has.
     host = ["python3", "-c", shared("gpukiln/probe/passthrough.py"), "/"]
     return {
-        "node_facts": {
-            "files": [OPTIONS, MODULES, GRUB, CMDLINE, BOOT_TOOL, GRUB_DEFAULTS, STAMP],
-            "commands": {
-                "version": ["pveversion"],
-                "host": host,
-                "cpu": ["grep", "-m1", "vendor_id", "/proc/cpuinfo"],
-                "guests": ["sh", "-c", "qm list; pct list"],
-            },
-        }
+        "files": [OPTIONS, MODULES, GRUB, CMDLINE, BOOT_TOOL, GRUB_DEFAULTS, STAMP],
+        "commands": {
+            "version": ["pveversion"],
+            "host": host,
+            "cpu": ["grep", "-m1", "vendor_id", "/proc/cpuinfo"],
+            "guests": ["sh", "-c", "qm list; pct list"],
+        },
     }
 
 

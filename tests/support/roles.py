@@ -74,7 +74,7 @@ class _Templated(dict[str, Any]):
 
 
 def node(packages: Mapping[str, str] = {}, files: Mapping[str, str] = {}, **more: Any) -> Node:
-    """A node as the look modules tell of it; what is not named is not there.
+    """A node as node_facts tells of it; what is not named is not there.
 
     Args:
         packages: Name to version; a version that begins with `=` is held.

@@ -12,8 +12,8 @@ from ansible.plugins.loader import action_loader
 from gpukiln.catalog.load import ROOT
 from roles.plan import Looks, Node, Plan, Role
 
-FIRST: Looks = {"node_facts": {"packages": ["a"]}}
-MORE: Looks = {"node_facts": {"commands": {"b": ["true"]}}}
+FIRST: Looks = {"packages": ["a"]}
+MORE: Looks = {"commands": {"b": ["true"]}}
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def something(role: Role, _node: Node) -> Plan:
 def test_a_plan_is_told_and_carried_out_by_others(act: Callable[..., dict[str, Any]]) -> None:
     done = act(something)
     assert (done["act"], done["changed"], done["lines"], done["looks"]) == (True, False, ["+x"], 1)
-    assert (done["diff"], done["asked"]) == ([], [FIRST["node_facts"]])
+    assert (done["diff"], done["asked"]) == ([], [FIRST])
     assert act(lambda *_: Plan())["act"] is False
 
 
@@ -74,7 +74,7 @@ def test_a_refusal_fails_with_its_reason_alone(act: Callable[..., dict[str, Any]
 def test_it_looks_again_where_the_plan_asks(act: Callable[..., dict[str, Any]]) -> None:
     done = act(lambda _, node: Plan(lines=["+y"]) if node["answers"] else Plan(ask=MORE), step="late")
     assert (done["looks"], done["lines"]) == (2, ["+y"])
-    assert done["asked"] == [FIRST["node_facts"], MORE["node_facts"]]
+    assert done["asked"] == [FIRST, MORE]
     with pytest.raises(Exception, match="sample asks in a circle"):
         act(lambda *_: Plan(ask=MORE))
 

@@ -171,7 +171,7 @@ def test_the_record_is_written_once() -> None:
 def test_modules_are_asked_for_when_the_kernels_are_known() -> None:
     there = an_image({"docker.io": "1-1"})
     del there["answers"][f"modinfo {NEWER} nvidia"]
-    asks = image_record.decide(asked("image_record", **BUILT), there).ask["node_facts"]["commands"]
+    asks = image_record.decide(asked("image_record", **BUILT), there).ask["commands"]
     assert asks[f"modinfo {NEWER} nvidia"][-3:] == ["--field", "version", "nvidia"]
 
 

@@ -146,7 +146,7 @@ def test_the_driver_is_not_replaced_under_running_work() -> None:
     there = node(**BARE, loaded={"nvidia": "550.163.01"})
     question = driver.decide(request(), there)
     assert "nvidia_driver" not in question.refusal
-    assert "users" in question.ask["node_facts"]["commands"]
+    assert "users" in question.ask["commands"]
     there["answers"]["users"] = {"stdout": "4711 python3\n"}
     assert driver.decide(request(), there).refusal == (
         f"Found driver 550.163.01 in use by 4711 python3; wanted to install {OLD}. Drain the node first"
@@ -271,9 +271,9 @@ def test_debians_packages_come_in_one_version_with_the_headers() -> None:
     role = request(sources_known=True)
     there = node({f"linux-image-{KERNEL}": "6.1.1-1"}, **BARE)
     question = choice.decide_packages(role, there)
-    assert {*DEBIANS, f"linux-headers-{KERNEL}"} <= {*question.ask["node_facts"]["commands"]["archive"]}
+    assert {*DEBIANS, f"linux-headers-{KERNEL}"} <= {*question.ask["commands"]["archive"]}
     there["answers"] = answers(archive=ARCHIVE)
-    rehearsal = choice.decide_packages(role, there).ask["node_facts"]["commands"]["rehearsal"]
+    rehearsal = choice.decide_packages(role, there).ask["commands"]["rehearsal"]
     assert rehearsal[-1] == "--simulate"
     there["answers"] |= answers(rehearsal="Inst libcuda1 (535.309.01-0+deb12u1 Debian)\n")
     there["files"][choice.INITRAMFS_SETTINGS] = {"text": "# Debian's\nupdate_initramfs=yes\n", "mode": "0644"}
@@ -387,7 +387,7 @@ def test_canonicals_modules_where_they_can_be_had(trial: str, said: str, first: 
     )
     role = request("ubuntu-22.04", sources_known=True)
     asking = choice.decide_packages(role, there)
-    assert SIGNED in asking.ask["node_facts"]["commands"]["trial"]
+    assert SIGNED in asking.ask["commands"]["trial"]
     there["answers"] |= answers(trial=trial)
     plan = choice.decide_packages(role, there)
     assert (plan.do["install"][0], plan.do["install"][-1]) == (f"{first}={OLD}{RELEASE}", modules)
@@ -405,7 +405,7 @@ def test_another_branch_gives_way_in_the_same_transaction() -> None:
 def test_nvidias_metapackages_are_rehearsed_with_preferences_that_are_not_written_yet() -> None:
     role = request("ubuntu-22.04", **{**NVIDIAS, "modules": "open"}, sources_known=True)
     there = node(**BARE, answers=answers(archive=madison("nvidia-open-580", version=f"{NEW}-1ubuntu1")))
-    command = choice.decide_packages(role, there).ask["node_facts"]["commands"]["rehearsal"]
+    command = choice.decide_packages(role, there).ask["commands"]["rehearsal"]
     assert command[:2] == ["sh", "-c"]
     assert f"Pin: version {NEW}-*" in command[4]
     there["answers"] |= answers(rehearsal="")
@@ -477,7 +477,7 @@ def test_dkms_builds_for_kernels_that_have_headers(tmp_path: Path) -> None:
         [KERNEL],
     )
     role = request(module_cache_dir=str(tmp_path))
-    question = driver.decide_modules(role, there).ask["node_facts"]["commands"]
+    question = driver.decide_modules(role, there).ask["commands"]
     assert list(question) == [KERNEL]
     there["answers"] = answers(**{KERNEL: "module=nvidia-current\n"})
     [entry] = driver.decide_modules(role, there).do["entries"]
@@ -511,9 +511,7 @@ def test_a_kernel_without_a_module_is_named_or_goes() -> None:
         " headers (linux-headers-RELEASE)" in driver.decide_finish(request(), there).refusal
     )
     role = request(purge_other_kernels=True)
-    assert (
-        driver.decide_finish(role, there).ask["node_facts"]["commands"]["purge"][-1] == f"linux-image-{OLDER}"
-    )
+    assert driver.decide_finish(role, there).ask["commands"]["purge"][-1] == f"linux-image-{OLDER}"
     there["answers"] = answers(purge=f"Remv linux-image-{OLDER} [6]\n")
     plan = driver.decide_finish(role, there)
     assert plan.do["purge"]["apt"][0] == f"linux-image-{OLDER}"
@@ -602,7 +600,7 @@ def test_the_driver_is_loaded_where_there_is_a_gpu(
     role = request(reboot_allowed=allowed)
     there = installed(role, loaded=loaded, pci=bus(T4))
     if signature:
-        assert "signature" in driver.decide_runtime(role, there).ask["node_facts"]["commands"]
+        assert "signature" in driver.decide_runtime(role, there).ask["commands"]
         there["answers"]["signature"] = {"rc": signature[0], "stdout": signature[1], "stderr": ""}
     plan = driver.decide_runtime(role, there)
     assert said in plan.refusal

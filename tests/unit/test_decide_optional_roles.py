@@ -43,7 +43,7 @@ def a_dcgm(system: str = "debian-12", /, **given: Any) -> Role:
 def before_dcgm(packages: dict[str, str] | None = None, /, role: Role | None = None, **more: Any) -> Node:
     repository = dcgm._repository(role or a_dcgm())
     there = {
-        "globs": {name: [] for name in repository.looks["node_facts"]["globs"]},
+        "globs": {name: [] for name in repository.looks["globs"]},
         "keyrings": {repository.keyring: [repository.fingerprint]},
     }
     return node(packages or {}, {repository.path: repository.text}, **{**there, **more})

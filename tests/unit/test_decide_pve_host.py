@@ -177,6 +177,6 @@ def test_the_options_do_what_they_say(tmp_path: Path) -> None:
 
 
 def test_what_is_looked_at() -> None:
-    asks = pve_host.look(role())["node_facts"]
+    asks = pve_host.look(role())
     done = subprocess.run([*asks["commands"]["host"]], capture_output=True, text=True, check=True)
     assert set(json.loads(done.stdout)) == {"host", "kernel", "cmdline", "groups", "devices", "gpus", "users"}

@@ -74,7 +74,7 @@ def test_packages(
 
 def test_apt_is_asked_for_exact_versions_where_something_is_missing() -> None:
     role = asked("packages", **TOOLKIT)
-    assert packages.decide(role, node()).ask["node_facts"]["commands"]["madison"][1] == "madison"
+    assert packages.decide(role, node()).ask["commands"]["madison"][1] == "madison"
     installed = node({"toolkit": "=1.19.1-1", "base": "=1.19.1-1"})
     assert packages.decide(role, installed) == Plan(do={"hold": [], "forbid": False})
     assert packages.decide(asked("packages", check=True, **TOOLKIT), node()).lines == [

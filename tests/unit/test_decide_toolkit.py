@@ -28,7 +28,7 @@ def role(system: str = "debian-12", **given: Any) -> Role:
 
 def host(asked_for: Role, plan: Plan | None = None, **more: Any) -> Node:
     """A node without anything of it, or after a plan was carried out."""
-    looks = toolkit.look(asked_for)["node_facts"]
+    looks = toolkit.look(asked_for)
     there = {
         "globs": {pattern: [] for pattern in looks["globs"]},
         "keyrings": {path: [] for path in looks["keyrings"]},
@@ -163,7 +163,7 @@ def test_what_grep_finds_is_understood(tmp_path: Path) -> None:
         "  - hostPath: /usr/lib/libcuda.so.580.178.04\n"
     )
     one = role(loaded_file=str(loaded), cdi_file=str(cdi))
-    argv = toolkit.look_runtime(one)["node_facts"]["commands"]["described"]
+    argv = toolkit.look_runtime(one)["commands"]["described"]
     said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     answers = {"described": {"rc": 0, "stdout": said, "stderr": ""}}
     assert not toolkit.decide_runtime(one, host(one, pci=GPU, answers=answers)).do["describe"]

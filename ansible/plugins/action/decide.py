@@ -5,8 +5,8 @@
       register: nvtop_plan
       diff: true            # in check mode the plan is what is shown
 
-The role's roles/ROLE/decide.py has two functions of a `Role` (roles/plan.py): `look` names the look modules
-and what they are asked, `decide` makes a `Plan` of the answers. Where the plan asks for more, that is looked
+The role's roles/ROLE/decide.py has two functions of a `Role` (roles/plan.py): `look` says what the module
+node_facts reads, `decide` makes a `Plan` of the answers. Where the plan asks for more, that is looked
 at, and it is decided again. What is known counts as long as no role has done anything on the node since: each
 plan that is acted on is counted in the fact `gpukiln_acted`.
 
@@ -56,9 +56,9 @@ class ActionModule(ActionBase):
         node, looks = _plain(seen) if seen else {}, 0
         asked = {} if seen else look(role)
         while True:
-            for name, arguments in asked.items():
+            if asked:
                 answer = self._execute_module(
-                    module_name=name, module_args=_plain(arguments), task_vars=variables
+                    module_name="node_facts", module_args=_plain(asked), task_vars=variables
                 )
                 if answer.get("failed"):
                     return answer

@@ -36,11 +36,11 @@ words:
   type: list
 """
 
+import glob
 import re
+from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-
-from ..module_utils.look import matches, read, run
 
 SOURCES = (
     "/etc/apt/sources.list",
@@ -77,11 +77,13 @@ def main():
     """Ansible's entry point."""
     spec = {"sources": {"type": "list", "elements": "str", "default": list(SOURCES)}}
     module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
-    answer = run(["apt-get", "update", "-q", "-o", "Acquire::Retries=0"], seconds=SECONDS)
-    sources = {path: read(path) or "" for pattern in module.params["sources"] for path in matches(pattern)}
-    words = failures(answer["stdout"], answer["stderr"], sources)
-    if not words and answer["rc"] != 0:
-        words = ["`apt-get update` ended with {}: {}".format(answer["rc"], answer["stderr"].strip()[-500:])]
+    update = ["timeout", str(SECONDS), "apt-get", "update", "-q", "-o", "Acquire::Retries=0"]
+    status, said, errors = module.run_command(update, environ_update={"LC_ALL": "C"})
+    files = [Path(path) for pattern in module.params["sources"] for path in sorted(glob.glob(pattern))]
+    sources = {str(file): file.read_text(errors="replace") for file in files if file.is_file()}
+    words = failures(said, errors, sources)
+    if not words and status != 0:
+        words = [f"`apt-get update` ended with {status}: {errors.strip()[-500:]}"]
     module.exit_json(
         changed=False, words=words or ["`apt-get update` succeeded a moment later: run this again"]
     )

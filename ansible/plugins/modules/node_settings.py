@@ -1,5 +1,8 @@
 #!/usr/bin/python
-"""Writes a plan's files and has systemd follow, in one round trip."""
+"""Writes a plan's files and has systemd follow, in one round trip. Python 3.9, the standard library.
+
+As node_facts it has nothing of Ansible's library, which takes longer to load than the work.
+"""
 
 from __future__ import annotations
 
@@ -39,34 +42,38 @@ written: {description: Paths that were written or removed., returned: always, ty
 """
 
 import contextlib
+import json
 import os
 import shutil
+import stat
+import subprocess
+import sys
 import tempfile
 
-from ansible.module_utils.basic import AnsibleModule
-
-from ..module_utils.look import file_facts, folder_facts, run
-
+# JSON in a raw string, as it has backslashes; it never has three quotes in a row.
+ARGUMENTS = r"""<<INCLUDE_ANSIBLE_MODULE_JSON_ARGS>>"""
 # systemd has to reread its units after a change below these
 UNIT_FOLDERS = ("/etc/systemd/", "/usr/lib/systemd/", "/lib/systemd/")
-LISTS = {"files": "dict", "absent": "str"}
-VERBS = ("enable", "start")
+COMMAND_SECONDS = 600  # a unit may take minutes to start
+
+
+class RefusedError(Exception):
+    """A program refused; its reason is the message."""
 
 
 class Settings:
     """The work, and what came of it.
 
     Args:
-        module: Ansible's.
+        check: Whether nothing may be changed.
     """
 
-    def __init__(self, module):
-        self.module, self.check = module, module.check_mode
+    def __init__(self, check):
+        self.check = check
         self.written, self.diffs, self.changed = [], [], False
 
     def folder(self, path, mode):
-        there = folder_facts(path)
-        if there and (there["mode"], there["uid"], there["gid"]) == (mode, 0, 0):
+        if os.path.isdir(path) and owned(os.stat(path), mode):
             return
         self.changed = True
         self.diffs.append({"prepared": f"+{path}/\n"})
@@ -75,23 +82,18 @@ class Settings:
             os.chown(path, 0, 0)
             os.chmod(path, int(mode, 8))
 
-    def file(self, path, text, mode, secret, validate):
-        there = file_facts(path)
-        content = text.encode()
-        if (
-            there
-            # a link is replaced by the file: its target may belong to another package
-            and not os.path.islink(path)
-            and (there["mode"], there["uid"], there["gid"]) == (mode, 0, 0)
-            and there["text"] == text
-        ):
+    def file(self, path, text, mode="0644", secret=False, validate=()):
+        content, before, there = text.encode(), b"", False
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            # One open file for text and owner: it may be replaced meanwhile.
+            before, there = file.read(), owned(os.fstat(file.fileno()), mode)
+        # a link is replaced by the file: its target may belong to another package
+        if there and before == content and not os.path.islink(path):
             return
         self.changed = True
         self.written.append(path)
-        diff = {"before_header": path, "after_header": path, "before": "", "after": text}
-        if there and not secret:
-            diff["before"] = there["text"]
-        self.diffs.append({"prepared": f"+{path}\n"} if secret else diff)
+        diff = {"before_header": path, "after_header": path, "before": before.decode("utf-8", "replace")}
+        self.diffs.append({"prepared": f"+{path}\n"} if secret else {**diff, "after": text})
         if self.check:
             return
         folder = os.path.dirname(path)
@@ -113,13 +115,11 @@ class Settings:
             raise
 
     def accepted(self, path, command):
-        answer = run(command) if command else {"rc": 0}
-        if answer["rc"] != 0:
-            said = (answer["stderr"] or answer["stdout"]).strip()
-            self.module.fail_json(
-                msg=f"Found that {command[0]} does not accept what {path} would be, wanted one that it does; "
-                f"the file is as it was: {said}",
-                rc=answer["rc"],
+        said = failure(command) if command else ""
+        if said:
+            raise RefusedError(
+                f"Found that {command[0]} does not accept what {path} would be, wanted one that it does; "
+                f"the file is as it was: {said}"
             )
 
     def remove(self, path):
@@ -138,46 +138,73 @@ class Settings:
 
     def systemctl(self, *arguments):
         self.changed = True
-        if self.check:
-            return
-        # A unit may take minutes to start.
-        answer = run(["systemctl", *arguments], seconds=600)
-        if answer["rc"] != 0:
-            said = (answer["stderr"] or answer["stdout"]).strip()
-            self.module.fail_json(
-                msg="Found that `systemctl {}` failed: {}".format(" ".join(arguments), said), rc=answer["rc"]
-            )
+        said = "" if self.check else failure(["systemctl", *arguments])
+        if said:
+            raise RefusedError("Found that `systemctl {}` failed: {}".format(" ".join(arguments), said))
+
+
+def owned(state, mode):
+    """Whether it is root's, with this mode."""
+    return (f"{stat.S_IMODE(state.st_mode):04o}", state.st_uid, state.st_gid) == (mode, 0, 0)
+
+
+def failure(command):
+    """Run a program; returns what it says where it fails, empty where it does not."""
+    # sudo's PATH often lacks sbin
+    path = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
+    try:
+        done = subprocess.run(
+            command,
+            # a program that asks must fail, not wait
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=COMMAND_SECONDS,
+            env={**os.environ, "LC_ALL": "C", "PATH": path},
+            check=False,
+        )
+    except FileNotFoundError:
+        return f"found no program {command[0]}"
+    except subprocess.TimeoutExpired:
+        return f"no answer in {COMMAND_SECONDS} s"
+    said = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
+    return (said or f"exit status {done.returncode}") if done.returncode else ""
 
 
 def _label(part, path):
     """SELinux's label of the place, which a renamed file would not take on."""
     if os.path.exists("/sys/fs/selinux/enforce") and shutil.which("matchpathcon"):
         # rename(2) keeps the label of the temporary file.
-        label = run(["matchpathcon", "-n", path])["stdout"].strip()
-        run(["chcon", label, part])
+        wanted = subprocess.run(["matchpathcon", "-n", path], capture_output=True, text=True, check=False)
+        subprocess.run(["chcon", wanted.stdout.strip(), part], check=False, capture_output=True)
 
 
-def main():
-    """Ansible's entry point."""
-    spec = {name: {"type": "list", "elements": of, "default": []} for name, of in LISTS.items()}
-    spec.update((name, {"type": "list", "elements": "str", "default": []}) for name in VERBS)
-    spec["folders"] = {"type": "dict", "default": {}}
-    module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
-    asked, work = module.params, Settings(module)
-    for path, mode in asked["folders"].items():
+def settings(work, folders=None, files=(), absent=(), enable=(), start=()):
+    """Do what DOCUMENTATION calls the options, in that order."""
+    for path, mode in (folders or {}).items():
         work.folder(path, mode)
-    for file in asked["files"]:
-        secret, validate = file.get("secret", False), file.get("validate", [])
-        work.file(file["path"], file["text"], file.get("mode", "0644"), secret, validate)
-    for path in asked["absent"]:
+    for file in files:
+        # `before` of a plan is for people.
+        work.file(**{name: value for name, value in file.items() if name != "before"})
+    for path in absent:
         work.remove(path)
     # Before enable and start, which would use the old unit.
     if any(path.startswith(UNIT_FOLDERS) for path in work.written):
         work.systemctl("daemon-reload")
-    for verb in VERBS:
-        for unit in asked[verb]:
+    for verb, units in (("enable", enable), ("start", start)):
+        for unit in units:
             work.systemctl(verb, unit)
-    module.exit_json(changed=work.changed, written=work.written, diff=work.diffs)
+
+
+def main():
+    """Ansible's entry point."""
+    asked = json.loads(ARGUMENTS)
+    work = Settings(asked["_ansible_check_mode"])
+    try:
+        settings(work, **{name: value for name, value in asked.items() if name[0] != "_"})
+    except RefusedError as error:
+        print(json.dumps({"failed": True, "changed": work.changed, "msg": str(error)}))
+        sys.exit(1)
+    print(json.dumps({"changed": work.changed, "written": work.written, "diff": work.diffs}))
 
 
 if __name__ == "__main__":

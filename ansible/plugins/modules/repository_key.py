@@ -32,13 +32,12 @@ found: {description: Fingerprints of the keys in the file., returned: always, ty
 """
 
 import os
+import re
 import tempfile
 import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import fetch_url
-
-from ..module_utils.look import keyring, run
 
 TRIES = 3
 WAIT_S = 2
@@ -79,7 +78,9 @@ def main():
                 " Wanted one that this node can fetch. Check its network, name server and proxy (https_proxy"
                 " in the task's environment), or name a mirror's address."
             )
-        fingerprints = keyring(key)
+        gpg = ["gpg", "--batch", "--yes", "--no-autostart", f"--homedir={folder}"]
+        _, listed, _ = module.run_command([*gpg, "--show-keys", "--with-colons", key])
+        fingerprints = re.findall(r"(?m)^pub:.*\nfpr:+([0-9A-F]{40}):", listed)
         if asked["fingerprint"] not in fingerprints:
             there = f"keys with the fingerprints {', '.join(fingerprints)}" if fingerprints else "no key"
             module.fail_json(
@@ -89,12 +90,11 @@ def main():
                 " components.yaml.",
             )
         # The file may hold more keys; only the one we trust gets through.
-        gpg = ["gpg", "--batch", "--yes", "--no-autostart", f"--homedir={folder}"]
         form = ["--armor"] if asked["armor"] else []
         for command in (["--import", key], [*form, f"--output={ring}", "--export", asked["fingerprint"]]):
-            done = run([*gpg, *command])
-            if done["rc"] != 0:
-                module.fail_json(msg=f"Found that gpg fails: {done['stderr'].strip()}", rc=done["rc"])
+            status, _, said = module.run_command([*gpg, *command])
+            if status != 0:
+                module.fail_json(msg=f"Found that gpg fails: {said.strip()}", rc=status)
         os.chmod(ring, 0o644)
         module.atomic_move(ring, asked["keyring"])
     module.exit_json(changed=True, found=fingerprints)

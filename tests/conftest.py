@@ -1,5 +1,6 @@
 """What every test shares: which tests this machine can run, where, the list of the others, and the time."""
 
+import functools
 import gc
 import os
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from botocore import session
 
 from tests import folders, processor
 
@@ -285,6 +287,14 @@ def why_no_machines(
     if (os.geteuid() if uid is None else uid) != 0:
         return "starting machines needs root"
     return ""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_loader_of_botocore() -> Generator[None, None, None]:
+    """Reads the model of a service once: each session, of the AWS CLI and of moto's mocks, would read it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "create_loader", functools.cache(session.create_loader))
+        yield
 
 
 @pytest.fixture

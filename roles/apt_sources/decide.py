@@ -16,7 +16,9 @@ RETIRED = tuple(
 )
 """Repositories that NVIDIA gave up. Their keys are gone from many machines, or clash with the successor's
 ("conflicting values set for option Signed-By"): either way every `apt update` fails."""
-LISTS = "/var/lib/apt/lists/*_Packages*"
+FOLDER = "/var/lib/apt/lists"
+LISTS = f"{FOLDER}/*_Packages*"
+STAMP = "/var/lib/apt/periodic/update-success-stamp"  # of apt's own timer, where it is set up
 ENTRY = re.compile(
     r"deb\s+(?:\[([^]]*)\]\s+)?(\S+)\s+(\S+)\s+([^#\n]*\S)"
 )  # options, address, suite, components
@@ -24,11 +26,11 @@ ARCHIVE_KEYS = ("debian-archive", "ubuntu-archive")
 
 
 def look(_role: Role) -> Looks:
-    return {"files": list(SOURCES), "globs": [*RETIRED, LISTS]}
+    return {"files": list(SOURCES), "ages": [STAMP, FOLDER], "globs": [*RETIRED, LISTS]}
 
 
 def decide(role: Role, node: Node) -> Plan:
-    """`do`: `stale` says that the package lists have to be fetched, `known` that apt can name packages."""
+    """`do`: `fetch` says that the package lists have to be fetched, `known` that apt can name packages."""
     plan = Plan()
     retired = retired_lists(node)
     plan.remove(retired)
@@ -37,11 +39,19 @@ def decide(role: Role, node: Node) -> Plan:
         if path not in retired and text != facts["text"]:
             # addresses may hold credentials
             plan.files.append(File(path, text, facts["mode"], secret=True))
-    # An image has no lists; apt compares the age of their folder, which was created when they were removed.
-    plan.do["stale"] = bool(plan.files) or not node["globs"][LISTS]
+    # An image has no lists, in a folder that is as old as their removal.
+    stale = bool(plan.files) or not node["globs"][LISTS]
+    # Their age counts where a run begins to need them: its later tasks have the same lists.
+    plan.do["fetch"] = stale or (role.get("had") is None and _age_s(node) > role["lists_valid_s"])
     # In check mode nothing is fetched.
-    plan.do["known"] = not (role.check and plan.do["stale"])
+    plan.do["known"] = not (role.check and stale)
     return plan
+
+
+def _age_s(node: Node) -> float:
+    """Seconds since the lists were fetched, found as Ansible's own module apt does."""
+    ages = node["ages"]
+    return float(ages[FOLDER] if ages[STAMP] is None else ages[STAMP])
 
 
 def retired_lists(node: Node) -> list[str]:

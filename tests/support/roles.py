@@ -88,6 +88,7 @@ def node(packages: Mapping[str, str] = {}, files: Mapping[str, str] = {}, **more
         },
         "files": Absent({path: {**there, "text": text} for path, text in files.items()}),
         "folders": Absent({}),
+        "ages": Absent({}),
         "globs": Nothing({}),
         "units": Units({}),
         "keyrings": Nothing({}),

@@ -1,7 +1,6 @@
 """Fixtures that several modules of unit tests share."""
 
 import ctypes
-import functools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from botocore import session
 
 from gpukiln.cli import command as commands
 from gpukiln.clouds.embedded import scarcity
@@ -44,14 +42,6 @@ def documents_are_of_their_published_form() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(commands, "print_json", checked)  # cloud.policy has it by its own name: IAM's form
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_loader_of_botocore() -> Iterator[None]:
-    """Reads the model of a service once: moto begins a session with each mock, which would read it again."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "create_loader", functools.cache(session.create_loader))
         yield
 
 

@@ -64,14 +64,14 @@ def archive(text: str, *, lists: bool = True, retired: str = "") -> Node:
     if retired:
         globs[sources.RETIRED[2]] = [retired]
     files = {"/etc/apt/sources.list": text} | ({retired: "deb http://gone /\n"} if retired else {})
-    return node(files=files, globs=globs)
+    return node(files=files, globs=globs, ages={sources.STAMP: None, sources.FOLDER: 60.0})
 
 
 MAIN = "deb http://m.example.com/debian bookworm main\n"
 
 
 @pytest.mark.parametrize(
-    ("there", "files", "stale"),
+    ("there", "files", "fetch"),
     [
         (archive(MAIN), {"/etc/apt/sources.list": MAIN.replace("main", "main contrib")}, True),
         (archive(MAIN.replace("main", "main contrib")), {}, False),
@@ -79,14 +79,34 @@ MAIN = "deb http://m.example.com/debian bookworm main\n"
     ],
 )
 def test_sources_and_lists_are_renewed_where_they_have_to_be(
-    there: Node, files: dict[str, str], *, stale: bool
+    there: Node, files: dict[str, str], *, fetch: bool
 ) -> None:
     plan = sources.decide(asked("apt_sources", components=["contrib"]), there)
     assert {file.path: file.text for file in plan.files} == files
     assert all(file.secret for file in plan.files)
-    assert plan.do == {"stale": stale, "known": True}
+    assert plan.do == {"fetch": fetch, "known": True}
     in_check = sources.decide(asked("apt_sources", components=["contrib"], check=True), there)
-    assert in_check.do["known"] is not stale
+    assert in_check.do["known"] is not fetch
+
+
+@pytest.mark.parametrize(
+    ("ages", "given", "fetch"),
+    [
+        ({"stamp": None, "folder": 3599.0}, {}, False),
+        ({"stamp": None, "folder": 3601.0}, {}, True),
+        ({"stamp": 60.0, "folder": 3601.0}, {}, False),
+        ({"stamp": 3601.0, "folder": 60.0}, {}, True),
+        ({"stamp": None, "folder": 60.0}, {"lists_valid_s": 0}, True),
+        # another role of the run has seen to it
+        ({"stamp": None, "folder": 3601.0}, {"had": ["main"]}, False),
+    ],
+)
+def test_old_lists_are_fetched_at_the_beginning_of_a_run(
+    ages: dict[str, float | None], given: dict[str, Any], *, fetch: bool
+) -> None:
+    there = archive(MAIN) | {"ages": {sources.STAMP: ages["stamp"], sources.FOLDER: ages["folder"]}}
+    plan = sources.decide(asked("apt_sources", components=["main"], **given), there)
+    assert plan.do == {"fetch": fetch, "known": True}
 
 
 def test_lists_of_repositories_that_were_given_up_go() -> None:

@@ -23,6 +23,7 @@ options:
   secrets: {description: "Files of which the checksum is wanted and never the text.",
             type: list, elements: str, default: []}
   folders: {description: Folders., type: list, elements: str, default: []}
+  ages: {description: Files and folders of which the age is wanted., type: list, elements: str, default: []}
   globs: {description: "Patterns of paths.", type: list, elements: str, default: []}
   units: {description: Units of systemd., type: list, elements: str, default: []}
   keyrings: {description: Keyrings whose fingerprints are wanted., type: list, elements: str, default: []}
@@ -54,6 +55,7 @@ files:
   returned: always
   type: dict
 folders: {description: "Per path {mode, uid, gid}, or null.", returned: always, type: dict}
+ages: {description: "Per path the seconds since it was changed, or null.", returned: always, type: dict}
 globs: {description: "Per pattern the paths that are there.", returned: always, type: dict}
 units:
   description: "Per unit {there, enabled: systemd's word, active: systemd's word, reload: whether the file is
@@ -92,6 +94,7 @@ import pwd
 import re
 import stat
 import subprocess
+import time
 
 # JSON in a raw string, as it has backslashes; it never has three quotes in a row.
 ARGUMENTS = r"""<<INCLUDE_ANSIBLE_MODULE_JSON_ARGS>>"""
@@ -239,6 +242,14 @@ def folder_facts(path):
     if not stat.S_ISDIR(state.st_mode):
         return None
     return {"mode": f"{stat.S_IMODE(state.st_mode):04o}", "uid": state.st_uid, "gid": state.st_gid}
+
+
+def age_s(path):
+    """Seconds since a file or a folder was changed, by the node's clock; None where it is not there."""
+    try:
+        return time.time() - os.stat(path).st_mtime
+    except OSError:
+        return None
 
 
 def matches(pattern):
@@ -400,6 +411,7 @@ def node_facts(
     files=(),
     secrets=(),
     folders=(),
+    ages=(),
     globs=(),
     units=(),
     keyrings=(),
@@ -414,6 +426,7 @@ def node_facts(
         "packages": installed_packages(packages),
         "files": {**texts, **{path: file_facts(path, text=False) for path in secrets}},
         "folders": {path: folder_facts(path) for path in folders},
+        "ages": {path: age_s(path) for path in ages},
         "globs": {pattern: matches(pattern) for pattern in globs},
         "units": unit_states(units),
         "keyrings": {path: keyring(path) for path in keyrings},

@@ -33,6 +33,7 @@ MACHINE_TOOLS = {
     "mksquashfs": "squashfs-tools",
     "xorriso": "xorriso",
     "busybox": "busybox",
+    "mkfs.xfs": "xfsprogs",
 }
 # Processes of the whole suite. Tests of machines keep two cores busy in three of them, unit tests do not, as
 # many wait for something: the fourth has those alone, until all have them.

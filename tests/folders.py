@@ -14,6 +14,61 @@ from filelock import FileLock
 PREFIX = "gpukiln-tests-"
 # not below /tmp, which may be memory: a build takes several GiB
 PARENT = Path("/var/tmp")  # noqa: S108 - names below it are made by mkdtemp
+MOUNT, VOLUME = "disks", "disks.xfs"
+VOLUME_GIB = 100  # at most; its file has what is in use
+
+
+@contextlib.contextmanager
+def disks(run: Path, parent: Path = PARENT) -> Iterator[Path]:
+    """A folder for the disks of all processes of a run, on a file system of its own.
+
+    It is XFS, where a copy of a disk shares its blocks: without 0.7 GiB to copy and to write, a machine costs
+    0.9 s of a processor less than on ext4. The last process of the run removes it.
+
+    Args:
+        run: What the processes of the run share.
+    """
+    lock, note = FileLock(run / "disks.lock"), run / "disks"
+    with lock:
+        path = Path(note.read_text()) if note.exists() else None
+        if path is None or not path.exists():
+            path = _formatted(parent)
+            note.write_text(str(path))
+        held = _hold(path, fcntl.LOCK_SH)
+    try:
+        yield path / MOUNT
+    finally:
+        with lock:
+            with contextlib.suppress(BlockingIOError):  # another process still uses it
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # lazily: a machine that still stops has files there
+                subprocess.run(["umount", "--lazy", path / MOUNT], check=True)
+                shutil.rmtree(path)
+            os.close(held)
+
+
+def _formatted(parent: Path) -> Path:
+    """A new folder with a file system in a file, mounted in it."""
+    with FileLock(parent / f"{PREFIX[:-1]}.lock"):
+        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        held = _hold(path, fcntl.LOCK_SH)
+    path.chmod(0o755)
+    volume, mount = path / VOLUME, path / MOUNT
+    mount.mkdir()
+    volume.touch()
+    os.truncate(volume, VOLUME_GIB << 30)
+    subprocess.run(["mkfs.xfs", "-q", "-m", "reflink=1", volume], check=True)
+    # discard: what is removed there is free here
+    subprocess.run(["mount", "-o", "loop,discard", volume, mount], check=True)
+    os.close(held)
+    return path
+
+
+def _hold(path: Path, kind: int) -> int:
+    """Lock a folder until this process ends or closes the number that is returned."""
+    held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(held, kind)
+    return held
 
 
 @contextlib.contextmanager
@@ -25,8 +80,7 @@ def folder(parent: Path = PARENT) -> Iterator[Path]:
     """
     with FileLock(parent / f"{PREFIX[:-1]}.lock"):
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(held, fcntl.LOCK_EX)
+        held = _hold(path, fcntl.LOCK_EX)
     path.chmod(0o755)  # apt reads its lists there as another user
     try:
         yield path
@@ -36,12 +90,18 @@ def folder(parent: Path = PARENT) -> Iterator[Path]:
 
 
 def remove_abandoned(parent: Path = PARENT) -> list[Path]:
-    """Remove the folders whose process has ended, but for those with something mounted below."""
+    """Remove the folders whose process has ended, but for those with something mounted below.
+
+    A file system of `disks` is unmounted, unless something still uses it.
+    """
     removed = []
-    mounts = Path("/proc/self/mounts").read_text()
     with FileLock(parent / f"{PREFIX[:-1]}.lock"):
         for path in parent.glob(f"{PREFIX}*/"):
-            if f" {path}/" in mounts or not _abandoned(path):
+            if not _abandoned(path):
+                continue
+            if (path / MOUNT).is_mount():
+                subprocess.run(["umount", path / MOUNT], check=False, stderr=subprocess.DEVNULL)  # in use
+            if f" {path}/" in Path("/proc/self/mounts").read_text():
                 continue
             # a mount in the middle of the removal is left alone
             subprocess.run(["rm", "-rf", "--one-file-system", str(path)], check=True)

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,14 @@ def run_folder(worker_id, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def here(worker_id, run_folder):
-    with folders.folder() as folder:
+def disks(run_folder):
+    with folders.disks(run_folder) as folder:
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def here(worker_id, run_folder, disks):
+    with _folder(disks) as folder:
         home = _apart(folder, worker_id)
         _have_base(Layout(home), run_folder)
         yield from _cloud(Here(home))
@@ -62,15 +69,25 @@ def built(here, run_folder):
 
 
 @pytest.fixture(scope="module")
-def image_cloud(request, here, worker_id, run_folder):
+def image_cloud(request, here, worker_id, run_folder, disks):
     """A cloud of its own that has the image of `built`, whichever process of the run made that."""
-    with folders.folder() as folder:
+    with _folder(disks) as folder:
         home = _apart(folder, worker_id, here.home)
         if not _has_image(home, run_folder):
             request.getfixturevalue("built")
             assert _has_image(home, run_folder)
         document = json.loads((run_folder / IMAGE).read_text())["document"]
         yield from _cloud(ImageCloud(home, document))
+
+
+@contextlib.contextmanager
+def _folder(disks):
+    """A folder of one cloud. Its name is short: the path of a socket has at most 107 bytes (unix(7))."""
+    # a machine that still stops writes there
+    with tempfile.TemporaryDirectory(prefix="", dir=disks, ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # apt reads its lists there as another user
+        yield folder
 
 
 class ImageCloud(Here):

@@ -3,9 +3,11 @@
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from gpukiln.disks import sparse
 from tests import folders
 from tests.support import homes
 from tests.support.harness import ROOT
@@ -18,6 +20,9 @@ with folder(Path(sys.argv[1])) as path:
     print(path, flush=True)
     time.sleep(600)
 """
+HOLD_DISKS = HOLD.replace("import folder", "import disks as folder").replace(
+    "(sys.argv[1])", "(sys.argv[1]), Path(sys.argv[1])"
+)
 
 
 def same_names(paths):
@@ -69,6 +74,36 @@ def test_a_folder_is_gone_at_its_end(tmp_path):
     with folders.folder(tmp_path) as path:
         (path / "disk").write_text("")
     assert not path.exists()
+
+
+@pytest.mark.usefixtures("require_root_machine")
+def test_disks_of_a_run_are_on_one_file_system_until_its_last_process_ends(tmp_path):
+    with folders.disks(tmp_path, tmp_path) as first:
+        with folders.disks(tmp_path, tmp_path) as second:
+            assert first == second
+            (second / "disk").write_bytes(bytes(range(256)) * 4096)
+        sparse.copy_disk(first / "disk", first / "copy")
+        shown = subprocess.run(["filefrag", "-v", first / "copy"], capture_output=True, text=True, check=True)
+        assert "shared" in shown.stdout
+    assert not first.parent.exists()
+    assert str(first) not in Path("/proc/self/mounts").read_text()
+    with folders.disks(tmp_path, tmp_path) as again:
+        assert again.is_mount()
+
+
+@pytest.mark.usefixtures("require_root_machine")
+def test_disks_of_a_killed_run_are_unmounted_by_the_next(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD_DISKS, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as killed:
+        path = Path(killed.stdout.readline().strip())
+        assert folders.remove_abandoned(tmp_path) == []
+        with (path / "open").open("w"):
+            killed.kill()
+            killed.wait()
+            assert folders.remove_abandoned(tmp_path) == []  # somebody still uses it
+        assert folders.remove_abandoned(tmp_path) == [path.parent]
+    assert str(path) not in Path("/proc/self/mounts").read_text()
 
 
 def test_a_disk_without_room_is_said_with_what_is_needed(tmp_path):

@@ -19,7 +19,6 @@ from gpukiln.attest.provenance import (
     make_statement,
     snapshot_subject,
 )
-from gpukiln.attest.sbom import make_sbom, sbom_difference
 from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.tags import SBOM_TAG, SIGNING_KEY_TAG, STATEMENT_TAG
@@ -172,6 +171,8 @@ def verify_attestation(
         UsageError: There is no image, or it has no SBOM or provenance.
         UnavailableError: The image is gone, or the cloud can't be asked.
     """
+    from gpukiln.attest.sbom import sbom_difference  # noqa: PLC0415 - slow to import
+
     baked = baked_image(record)
     for name in (SBOM, STATEMENT):
         if not (build.folder / name).exists():
@@ -201,6 +202,8 @@ def verify_attestation(
 
 
 def _documents(build: Build, record: Record, baked: Bake, image: dict[str, Any]) -> tuple[str, str]:
+    from gpukiln.attest.sbom import make_sbom  # noqa: PLC0415 - slow to import
+
     installed = read_image_contents(build.folder)
     sbom = make_sbom(record, baked, installed)
     subjects = list(_identities(baked, image))

@@ -12,6 +12,8 @@ from gpukiln.parsing import parse_json
 from gpukiln.typed import load, strict
 
 IMAGE_RECORD = "image.json"
+PRESENT = ("installed", "preinstalled")
+"""Status of the components that an image has."""
 NAMESPACES = {"amazon": "amzn"}  # purl-spec, types/rpm: the vendor as os-release's ID names it
 
 

@@ -8,11 +8,8 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
-from botocore.session import Session
-
 from gpukiln import __version__
-from gpukiln.attest.image_contents import ImageContents, package_url
-from gpukiln.attest.sbom import PRESENT
+from gpukiln.attest.image_contents import PRESENT, ImageContents, package_url
 from gpukiln.images.builds import Bake, Record, StageUse
 from gpukiln.parsing import parse_json
 
@@ -121,6 +118,8 @@ def snapshot_subject(region: str, snapshot_id: str) -> Descriptor:
 # Loading botocore's endpoints takes noticeable time, and a statement has many subjects.
 @cache
 def _partition(region: str) -> str:
+    from botocore.session import Session  # noqa: PLC0415 - slow to import
+
     return str(Session().get_partition_for_region(region))
 
 

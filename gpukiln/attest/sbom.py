@@ -16,13 +16,12 @@ from cyclonedx.output.json import JsonV1Dot6
 from cyclonedx.spdx import fixup_id
 
 from gpukiln import __version__
-from gpukiln.attest.image_contents import ImageContents, package_url
+from gpukiln.attest.image_contents import PRESENT, ImageContents, package_url
 from gpukiln.catalog import drivers
 from gpukiln.images.builds import Bake, Record
 from gpukiln.parsing import parse_json
 
 DRIVER = "nvidia_driver"
-PRESENT = ("installed", "preinstalled")
 
 
 def make_sbom(record: Record, baked: Bake, installed: ImageContents) -> str:

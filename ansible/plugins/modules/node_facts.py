@@ -94,6 +94,7 @@ import pwd
 import re
 import stat
 import subprocess
+import sys
 import time
 
 # JSON in a raw string, as it has backslashes; it never has three quotes in a row.
@@ -441,7 +442,13 @@ def main():
     """Ansible's entry point."""
     # Its own arguments begin with _; nothing is changed, in check mode or not.
     asked = {name: value for name, value in json.loads(ARGUMENTS).items() if name[0] != "_"}
-    print(json.dumps({"changed": False, **node_facts(**asked)}))
+    try:
+        answer = node_facts(**asked)
+    # TypeError: an argument that there is not
+    except (OSError, TypeError) as error:
+        print(json.dumps({"failed": True, "msg": str(error)}))
+        sys.exit(1)
+    print(json.dumps({"changed": False, **answer}))
 
 
 if __name__ == "__main__":

@@ -174,8 +174,8 @@ def _label(part, path):
     """SELinux's label of the place, which a renamed file would not take on."""
     if os.path.exists("/sys/fs/selinux/enforce") and shutil.which("matchpathcon"):
         # rename(2) keeps the label of the temporary file.
-        wanted = subprocess.run(["matchpathcon", "-n", path], capture_output=True, text=True, check=False)
-        subprocess.run(["chcon", wanted.stdout.strip(), part], check=False, capture_output=True)
+        label = subprocess.run(["matchpathcon", "-n", path], capture_output=True, text=True, check=False)
+        subprocess.run(["chcon", label.stdout.strip(), part], check=False, capture_output=True)
 
 
 def settings(work, folders=None, files=(), absent=(), enable=(), start=()):
@@ -201,7 +201,8 @@ def main():
     work = Settings(asked["_ansible_check_mode"])
     try:
         settings(work, **{name: value for name, value in asked.items() if name[0] != "_"})
-    except RefusedError as error:
+    # TypeError: an argument that there is not
+    except (RefusedError, OSError, TypeError) as error:
         print(json.dumps({"failed": True, "changed": work.changed, "msg": str(error)}))
         sys.exit(1)
     print(json.dumps({"changed": work.changed, "written": work.written, "diff": work.diffs}))

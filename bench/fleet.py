@@ -146,7 +146,7 @@ def _clone(disk: Path, address: str, port: int, folder: Path, lower: Path, publi
     network = MachineNetwork(f"gk-{name}", folder, address=address, ssh_port=port)
     console = folder / "console.log"
     root = AttachedDisk("vol-none", "/dev/xvda", disk)
-    spec = MachineSpec(name, "container", folder, root, console, address=address, ssh_port=port)
+    spec = MachineSpec(name, "privileged", folder, root, console, address=address, ssh_port=port)
     machine = Clone(spec, network, lower=lower, public_key=public_key)
     try:
         network.start()

@@ -42,7 +42,7 @@ MACHINE_WORKERS = ("gw0", "gw1", "gw2")
 # Virtual machines of several processes of the suite boot at once: gpukiln/clouds/embedded/accelerator.py.
 os.environ.setdefault("GPUKILN_MACHINE_CPUS", "1")
 # What the disks of the whole suite take at most, as measured.
-DISK_GIB = 33
+DISK_GIB = 17
 # Module, or machine of one -> the one before it whose image it needs too.
 SAME_IMAGE = {
     "tests/e2e/test_runtime_platforms.py[amazon-2023]": "tests/e2e/test_driver_dnf.py",

@@ -15,6 +15,7 @@ from gpukiln.nodes.runs import RunStore
 from gpukiln.nodes.scenarios import Scenario, ScenarioResult, choose_scenarios, load_scenarios, run_scenario
 from gpukiln.nodes.view import render_outcomes, render_scenarios
 from tests.support import documents
+from tests.support.harness import PRIVILEGED
 
 ROOT = Path(__file__).resolve().parents[2]
 MOLECULE = """\
@@ -147,3 +148,8 @@ def test_the_command_lists_every_scenario():
         file.parent.name for file in ROOT.glob("molecule/*/molecule.yml")
     }
     assert all(one["title"] for one in listed)
+
+
+def test_the_machines_of_the_scenarios_may_run_container_engines():
+    tag = PRIVILEGED[1].partition("Tags=[")[2].removesuffix("]")
+    assert tag in (ROOT / "molecule/shared/create.yml").read_text()

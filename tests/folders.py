@@ -31,10 +31,11 @@ def disks(run: Path, parent: Path = PARENT) -> Iterator[Path]:
     lock, note = FileLock(run / "disks.lock"), run / "disks"
     with lock:
         path = Path(note.read_text()) if note.exists() else None
-        if path is None or not path.exists():
-            path = _formatted(parent)
+        if path and path.exists():
+            held = _hold(path, fcntl.LOCK_SH)
+        else:
+            path, held = _formatted(parent)
             note.write_text(str(path))
-        held = _hold(path, fcntl.LOCK_SH)
     try:
         yield path / MOUNT
     finally:
@@ -47,8 +48,8 @@ def disks(run: Path, parent: Path = PARENT) -> Iterator[Path]:
             os.close(held)
 
 
-def _formatted(parent: Path) -> Path:
-    """A new folder with a file system in a file, mounted in it."""
+def _formatted(parent: Path) -> tuple[Path, int]:
+    """A new folder with a file system in a file, mounted in it; and the number of its lock, never let go."""
     with FileLock(parent / f"{PREFIX[:-1]}.lock"):
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         held = _hold(path, fcntl.LOCK_SH)
@@ -60,8 +61,7 @@ def _formatted(parent: Path) -> Path:
     subprocess.run(["mkfs.xfs", "-q", "-m", "reflink=1", volume], check=True)
     # discard: what is removed there is free here
     subprocess.run(["mount", "-o", "loop,discard", volume, mount], check=True)
-    os.close(held)
-    return path
+    return path, held
 
 
 def _hold(path: Path, kind: int) -> int:

@@ -49,7 +49,7 @@ def disks(run: Path, parent: Path = PARENT) -> Iterator[Path]:
 
 
 def _formatted(parent: Path) -> tuple[Path, int]:
-    """A new folder with a file system in a file, mounted in it; and the number of its lock, never let go."""
+    """A new folder with a file system in a file, mounted in it; and the file descriptor that locks it."""
     with FileLock(parent / f"{PREFIX[:-1]}.lock"):
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         held = _hold(path, fcntl.LOCK_SH)

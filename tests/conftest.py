@@ -101,7 +101,7 @@ class Cost:
     def __init__(self) -> None:
         self.group = processor.join(f"gpukiln-tests-{os.getpid()}")
         self.began = self._read = processor.used(self.group)
-        self.roots, self._looked = {os.getpid()}, 0.0
+        self.roots, self._sampled_at = {os.getpid()}, 0.0
         self.file: Path | None = None
         if processor.may_account(Path(tempfile.gettempdir())):
             handle, name = tempfile.mkstemp(prefix=f"gpukiln-tests-{os.getpid()}-", suffix=".acct")
@@ -125,9 +125,9 @@ class Cost:
         return report
 
     def pytest_runtest_logfinish(self) -> None:
-        """Remembers each second who runs: a daemon that loses its parent is still of this run."""
-        if self.file is not None and time.monotonic() > self._looked + 1:
-            self._looked = time.monotonic()
+        """Samples the processes of the run once a second: a daemon whose parent has ended belongs to it."""
+        if self.file is not None and time.monotonic() > self._sampled_at + 1:
+            self._sampled_at = time.monotonic()
             self.roots |= processor.members(self.group)
 
     def kinds(self) -> dict[str, float]:

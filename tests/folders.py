@@ -32,9 +32,9 @@ def disks(run: Path, parent: Path = PARENT) -> Iterator[Path]:
     with lock:
         path = Path(note.read_text()) if note.exists() else None
         if path and path.exists():
-            held = _hold(path, fcntl.LOCK_SH)
+            held = _lock(path, fcntl.LOCK_SH)
         else:
-            path, held = _formatted(parent)
+            path, held = _create_volume(parent)
             note.write_text(str(path))
     try:
         yield path / MOUNT
@@ -48,11 +48,11 @@ def disks(run: Path, parent: Path = PARENT) -> Iterator[Path]:
             os.close(held)
 
 
-def _formatted(parent: Path) -> tuple[Path, int]:
+def _create_volume(parent: Path) -> tuple[Path, int]:
     """A new folder with a file system in a file, mounted in it; and the file descriptor that locks it."""
     with FileLock(parent / f"{PREFIX[:-1]}.lock"):
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        held = _hold(path, fcntl.LOCK_SH)
+        held = _lock(path, fcntl.LOCK_SH)
     path.chmod(0o755)
     volume, mount = path / VOLUME, path / MOUNT
     mount.mkdir()
@@ -64,7 +64,7 @@ def _formatted(parent: Path) -> tuple[Path, int]:
     return path, held
 
 
-def _hold(path: Path, kind: int) -> int:
+def _lock(path: Path, kind: int) -> int:
     """Lock a folder until this process ends or closes the number that is returned."""
     held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(held, kind)
@@ -80,7 +80,7 @@ def folder(parent: Path = PARENT) -> Iterator[Path]:
     """
     with FileLock(parent / f"{PREFIX[:-1]}.lock"):
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        held = _hold(path, fcntl.LOCK_EX)
+        held = _lock(path, fcntl.LOCK_EX)
     path.chmod(0o755)  # apt reads its lists there as another user
     try:
         yield path

@@ -42,7 +42,7 @@ def decide(role: Role, node: Node) -> Plan:
     # An image has no lists, in a folder that is as old as their removal.
     stale = bool(plan.files) or not node["globs"][LISTS]
     # Their age counts where a run begins to need them: its later tasks have the same lists.
-    plan.do["fetch"] = stale or (role.get("had") is None and _age_s(node) > role["lists_valid_s"])
+    plan.do["fetch"] = stale or (role.get("had") is None and _age_s(node) > int(role["lists_valid_s"]))
     # In check mode nothing is fetched.
     plan.do["known"] = not (role.check and stale)
     return plan

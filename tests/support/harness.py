@@ -323,18 +323,15 @@ class Node:
         values = {**variables, **self.variables()}
         inventory = ("-i", f"{self.instance['PrivateIpAddress']},")
         # Facts are gathered by the first play of a machine: a fifth of the time of one that changes nothing.
-        cache = {
-            "GATHERING": "smart",
-            "CACHE_PLUGIN": "jsonfile",
-            "CACHE_PLUGIN_CONNECTION": self.folder / "facts",
+        settings = {
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_GATHERING": "smart",
+            "ANSIBLE_CACHE_PLUGIN": "jsonfile",
+            "ANSIBLE_CACHE_PLUGIN_CONNECTION": str(self.folder / "facts"),
         }
-        settings = {"CONFIG": ROOT / "ansible.cfg", **cache}
         return subprocess.run(
             [_bin() / command, *inventory, *arguments, "-e", json.dumps(values)],
-            env={
-                **self.here.environment,
-                **{f"ANSIBLE_{name}": str(value) for name, value in settings.items()},
-            },
+            env={**self.here.environment, **settings},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -97,6 +97,7 @@ def test_sources_and_lists_are_renewed_where_they_have_to_be(
         ({"stamp": 60.0, "folder": 3601.0}, {}, False),
         ({"stamp": 3601.0, "folder": 60.0}, {}, True),
         ({"stamp": None, "folder": 60.0}, {"lists_valid_s": 0}, True),
+        ({"stamp": None, "folder": 60.0}, {"lists_valid_s": "30"}, True),  # as `-e` gives it
         # another role of the run has seen to it
         ({"stamp": None, "folder": 3601.0}, {"had": ["main"]}, False),
     ],

@@ -83,7 +83,7 @@ def main():
     sources = {str(file): file.read_text(errors="replace") for file in files if file.is_file()}
     words = failures(said, errors, sources)
     if not words and status != 0:
-        words = [f"`apt-get update` ended with {status}: {errors.strip()[-500:]}"]
+        words = [f"`{' '.join(update)}` ended with {status}: {errors.strip()[-500:]}"]
     module.exit_json(
         changed=False, words=words or ["`apt-get update` succeeded a moment later: run this again"]
     )

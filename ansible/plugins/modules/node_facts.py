@@ -438,17 +438,22 @@ def node_facts(
     }
 
 
+def unknown_arguments(given, function):
+    """Names among those given that a function does not take."""
+    code = function.__code__
+    return sorted(set(given) - set(code.co_varnames[: code.co_argcount]))
+
+
 def main():
     """Ansible's entry point."""
     # Its own arguments begin with _; nothing is changed, in check mode or not.
     asked = {name: value for name, value in json.loads(ARGUMENTS).items() if name[0] != "_"}
-    try:
-        answer = node_facts(**asked)
-    # TypeError: an argument that there is not
-    except (OSError, TypeError) as error:
-        print(json.dumps({"failed": True, "msg": str(error)}))
+    unknown = unknown_arguments(asked, node_facts)
+    if unknown:
+        msg = f"Found the arguments {', '.join(unknown)}, wanted those that `ansible-doc node_facts` shows."
+        print(json.dumps({"failed": True, "msg": msg}))
         sys.exit(1)
-    print(json.dumps({"changed": False, **answer}))
+    print(json.dumps({"changed": False, **node_facts(**asked)}))
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ UNIT_FOLDERS = ("/etc/systemd/", "/usr/lib/systemd/", "/lib/systemd/")
 COMMAND_SECONDS = 600  # a unit may take minutes to start
 
 
-class RefusedError(Exception):
-    """A program refused; its reason is the message."""
+class SettingsError(Exception):
+    """Why the settings could not be written, for the user."""
 
 
 class Settings:
@@ -117,7 +117,7 @@ class Settings:
     def accepted(self, path, command):
         said = failure(command) if command else ""
         if said:
-            raise RefusedError(
+            raise SettingsError(
                 f"Found that {command[0]} does not accept what {path} would be, wanted one that it does; "
                 f"the file is as it was: {said}"
             )
@@ -140,7 +140,7 @@ class Settings:
         self.changed = True
         said = "" if self.check else failure(["systemctl", *arguments])
         if said:
-            raise RefusedError("Found that `systemctl {}` failed: {}".format(" ".join(arguments), said))
+            raise SettingsError("Found that `systemctl {}` failed: {}".format(" ".join(arguments), said))
 
 
 def owned(state, mode):
@@ -184,7 +184,9 @@ def settings(work, folders=None, files=(), absent=(), enable=(), start=()):
         work.folder(path, mode)
     for file in files:
         # `before` of a plan is for people.
-        work.file(**{name: value for name, value in file.items() if name != "before"})
+        given = {name: value for name, value in file.items() if name != "before"}
+        require_known(given, Settings.file)
+        work.file(**given)
     for path in absent:
         work.remove(path)
     # Before enable and start, which would use the old unit.
@@ -195,14 +197,25 @@ def settings(work, folders=None, files=(), absent=(), enable=(), start=()):
             work.systemctl(verb, unit)
 
 
+def require_known(given, function):
+    """Refuse names that a function does not take."""
+    code = function.__code__
+    unknown = sorted(set(given) - set(code.co_varnames[: code.co_argcount]))
+    if unknown:
+        raise SettingsError(
+            f"Found the arguments {', '.join(unknown)}, wanted those that `ansible-doc node_settings` shows."
+        )
+
+
 def main():
     """Ansible's entry point."""
     asked = json.loads(ARGUMENTS)
     work = Settings(asked["_ansible_check_mode"])
+    arguments = {name: value for name, value in asked.items() if name[0] != "_"}
     try:
-        settings(work, **{name: value for name, value in asked.items() if name[0] != "_"})
-    # TypeError: an argument that there is not
-    except (RefusedError, OSError, TypeError) as error:
+        require_known(arguments, settings)
+        settings(work, **arguments)
+    except (SettingsError, OSError) as error:
         print(json.dumps({"failed": True, "changed": work.changed, "msg": str(error)}))
         sys.exit(1)
     print(json.dumps({"changed": work.changed, "written": work.written, "diff": work.diffs}))

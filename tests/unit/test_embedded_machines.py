@@ -159,6 +159,14 @@ def test_the_only_processor_of_an_emulated_machine_keeps_its_memory_barriers(
     assert accelerator.arguments(vcpus)[-2:] == ("-smp", wanted)
 
 
+def test_an_emulated_processor_without_erms_has_no_fsrm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured with QEMU 10.0.2: with FSRM alone, Linux 6.1 stops while it starts its security modules."""
+    monkeypatch.setattr(accelerator, "_kvm_works", lambda: False)
+    arguments = accelerator.arguments(1)
+    processor = arguments[arguments.index("-cpu") + 1].split(",")
+    assert ("erms=off" in processor) is ("fsrm=off" in processor)
+
+
 @pytest.mark.parametrize(
     ("flags", "works"),
     [("fpu vmx ssse3", True), ("fpu svm", True), ("fpu hypervisor lm", False), ("", False)],

@@ -17,8 +17,10 @@ from gpukiln.state import state_home
 MOST_PROCESSORS = 255  # of QEMU's machine types for PCs
 PROBE_S = 20  # seconds for a kernel to print its first line under KVM
 # With ERMS, Linux and glibc copy by `rep movsb`, which TCG runs one byte at a time (QEMU,
-# target/i386/tcg/translate.c): a boot took 98 s of processor time with ERMS and 86 s without.
-TCG = ("-accel", "tcg,thread=multi", "-cpu", "max,erms=off")
+# target/i386/tcg/translate.c): a boot took 98 s of processor time with ERMS and 86 s without. FSRM, which
+# QEMU 10 offers, goes with it: with FSRM alone, memmove of Linux 6.1 overruns its length, and it never boots
+# (https://lore.kernel.org/all/20230113203427.1111689-1-dverkamp@chromium.org/).
+TCG = ("-accel", "tcg,thread=multi", "-cpu", "max,erms=off,fsrm=off")
 KVM = ("-accel", "kvm", "-cpu", "host")
 PROCESSORS = "GPUKILN_MACHINE_CPUS"
 """Environment variable: processors of each virtual machine.

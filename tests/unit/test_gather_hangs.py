@@ -180,3 +180,21 @@ def test_a_tool_that_hung_in_one_section_is_not_asked_in_a_later_one(tool: Tool,
     assert len(pids(tmp_path)) == 1
     assert [one["tool"] for one in facts["hung"]["tools"]] == ["nvidia-smi"]
     assert facts["evidence"]["driver"][0]["rc"] == 124
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_cloud_init_is_waited_for_until_it_has_written_its_result(
+    tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    monkeypatch.setattr(base, "PATH", f"{tmp_path}:{base.PATH}")
+    monkeypatch.setattr(sections, "PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{base.PATH}")
+    result = tmp_path / "result.json"
+    monkeypatch.setattr(sections, "CLOUD_INIT_RESULT", str(result))
+    for name in ("systemctl", "cloud-init"):
+        tool(f'echo {name} "$@" >>{tmp_path}/calls', name)
+    if ended:
+        result.write_text("{}")
+    sections.wait_for_boot()
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls == ["systemctl is-system-running --wait", "cloud-init status --wait"][: 1 if ended else 2]

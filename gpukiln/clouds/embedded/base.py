@@ -93,6 +93,8 @@ FILES = {
         "# EC2's data source without a look at the firmware: a container has none.\n"
         "datasource_list: [Ec2]\n"
         "datasource:\n  Ec2:\n    strict_id: false\n    timeout: 5\n    max_wait: 30\n"
+        # cloud-init also tries `instance-data.`, before there is a DNS server: 4 s of each boot
+        "    metadata_urls: ['http://169.254.169.254']\n"
         "network:\n  config: disabled\n"
     ),
     "etc/systemd/network/80-dhcp.network": "[Match]\nName=en* eth*\n[Network]\nDHCP=yes\n",

@@ -5,6 +5,7 @@ import gc
 import os
 import shutil
 import signal
+import statistics
 import tempfile
 import time
 import tomllib
@@ -144,8 +145,8 @@ class Cost:
 
     @property
     def python_start_s(self) -> float | None:
-        """What a start of Python took while the tests ran."""
-        return sum(self._starts) / len(self._starts) if self._starts else None
+        """What a start of Python took while the tests ran: the harmonic mean, as of work per time."""
+        return statistics.harmonic_mean(self._starts) if self._starts else None
 
     def kinds(self) -> dict[str, float]:
         """Seconds by kind of process; empty where they can't be counted."""

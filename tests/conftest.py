@@ -84,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Lets Ctrl-C reach what tests start (a shell's background ignores it), and counts processor time."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    config.pluginmanager.register(Cost(), "cost")
+    config.pluginmanager.register(Cost(of_worker=hasattr(config, "workerinput")), "cost")
     if _whole_suite(config) and not config.getoption("no_e2e"):
         folders.remove_abandoned()
         if reason := folders.too_full(DISK_GIB):
@@ -98,9 +98,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 class Cost:
-    """Counts the seconds of a processor of this process of pytest and of all that it starts."""
+    """Counts the seconds of a processor of this process of pytest and of all that it starts.
 
-    def __init__(self) -> None:
+    Args:
+        of_worker: Whether pytest-xdist started this process.
+    """
+
+    def __init__(self, *, of_worker: bool) -> None:
+        self._of_worker = of_worker
         self.group = processor.join(f"gpukiln-tests-{os.getpid()}")
         self.began = self._read = processor.used(self.group)
         self.roots, self._sampled_at = {os.getpid()}, 0.0
@@ -133,7 +138,7 @@ class Cost:
 
         A daemon whose parent has ended belongs to the run, too.
         """
-        if "PYTEST_XDIST_WORKER" in os.environ:
+        if self._of_worker:
             return
         now = time.monotonic()
         if self.file is not None and now > self._sampled_at + 1:

@@ -76,6 +76,7 @@ def test_the_command_says_what_the_disk_boots_on(exported):
         # as Proxmox attaches a disk
         ("scsi", "e1000e", r"e1000e 0000:.*: Intel\(R\) PRO/1000 Network Connection"),
     ],
+    ids=["sata", "scsi"],
 )
 def test_it_boots_by_bios(exported, tmp_path, bus, network_card, said):
     """Until its file systems are mounted and its network card has a driver: the rest is the same for each."""

@@ -248,7 +248,9 @@ def test_commands_that_only_read_tell_it(dead, run):
 def test_a_build_that_has_nothing_to_bake_cleans_up_too(ec2, home, dead, planned, run, monkeypatch):
     monkeypatch.setattr(ami.BuildOptions, "plan", lambda *_: (planned, None))
     current = VerifiedAmi({"ImageId": "ami-1", "Tags": []}, frozenset([suite_digest()[:DIGEST_CHARS]]))
-    monkeypatch.setattr("gpukiln.pipeline.verdict_tags.find_verified", lambda *_: current)
+    # `reuse` first: a module that is imported while another one's function is replaced keeps the replacement
+    for module in ("reuse", "verdict_tags"):
+        monkeypatch.setattr(f"gpukiln.pipeline.{module}.find_verified", lambda *_: current)
     code, _, err = run(ami.AmiBuild, dry_run=True, stages="off")
     assert f"build {dead.id} was killed" in err
     assert len(left(ec2, home, dead)) == 5

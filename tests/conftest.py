@@ -110,7 +110,7 @@ class Cost:
         self.began = self._read = processor.used(self.group)
         self.roots, self._sampled_at = {os.getpid()}, 0.0
         self._starts: list[float] = []
-        self._started_at = 0.0
+        self._measured_at = 0.0
         self.file: Path | None = None
         if processor.may_account(Path(tempfile.gettempdir())):
             handle, name = tempfile.mkstemp(prefix=f"gpukiln-tests-{os.getpid()}-", suffix=".acct")
@@ -144,8 +144,8 @@ class Cost:
         if self.file is not None and now > self._sampled_at + 1:
             self._sampled_at = now
             self.roots |= processor.members(self.group)
-        if not self._starts or now > self._started_at + SPEED_S:
-            self._started_at = now
+        if not self._starts or now > self._measured_at + SPEED_S:
+            self._measured_at = now
             self._starts.append(processor.python_start())
 
     @property
@@ -364,11 +364,12 @@ def tier_of(report: pytest.TestReport) -> str:
     return "linters" if report.nodeid.partition("::")[0] in LINTERS else "unit"
 
 
-def settings(root: Path) -> dict[str, float]:
-    """The budget of a whole run, and what a start of Python takes on the computer that it is for."""
+def budget_of(root: Path) -> dict[str, float]:
+    """The processor seconds of a whole run, and what a start of Python takes on the computer they are for."""
     file = root / "pyproject.toml"
     data = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return data.get("tool", {}).get("gpukiln", {}).get("tests", {})  # type: ignore[no-any-return]
+    budget: dict[str, float] = data.get("tool", {}).get("gpukiln", {}).get("tests", {})
+    return budget
 
 
 def list_time(terminalreporter: pytest.TerminalReporter) -> None:
@@ -389,8 +390,8 @@ def list_time(terminalreporter: pytest.TerminalReporter) -> None:
         return
     terminalreporter.section("time")
     write = terminalreporter.write_line
-    wanted, whole = settings(terminalreporter.config.rootpath), is_whole(terminalreporter.config)
-    budget, quiet_start = wanted.get(PROCESSOR), wanted.get("python_start_s")
+    limits, whole = budget_of(terminalreporter.config.rootpath), is_whole(terminalreporter.config)
+    budget, quiet_start = limits.get(PROCESSOR), limits.get("python_start_s")
     total, start = cost.total, cost.python_start_s
     quiet = total * quiet_start / start if quiet_start and start else total
     if budget is not None and whole and quiet > budget:
@@ -401,7 +402,7 @@ def list_time(terminalreporter: pytest.TerminalReporter) -> None:
         write(f"{clock:8.1f} s  {used:9.1f} s  {tier}, {len(tests)} tests")
     write(f"{time.monotonic() - STARTED:8.1f} s  {total:9.1f} s  altogether")
     if quiet_start and start:
-        why = f"a start of Python took {start * 1000:.1f} ms here, {quiet_start * 1000:.1f} ms there"
+        why = f"a start of Python took {start * 1000:.1f} ms, there {quiet_start * 1000:.1f} ms"
         write(f"{'':10}  {quiet:9.1f} s  on a quiet computer: {why}")
     for kind, used in cost.kinds().items():
         write(f"{'':10}  {used:9.1f} s  {kind}")

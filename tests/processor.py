@@ -85,8 +85,8 @@ def used(made: Path | None) -> float:
 def python_start() -> float:
     """Seconds of a processor that a start of Python takes now: work that is always the same.
 
-    What the suite does takes longer by as much as this. In periods of two minutes in which tests took 1.4 to
-    2.6 times as long as in another run, the two were correlated with 0.97; zlib had 0.83, `compile` 0.58.
+    What the suite does takes longer by as much as this. In eleven periods of two minutes, in which tests took
+    1.3 to 2.6 times as long as in another run, the two were correlated with 0.93 (zlib 0.78, `compile` 0.61).
     """
     child = os.posix_spawn(sys.executable, (sys.executable, "-I", "-S", "-c", "pass"), {})
     _, _, usage = os.wait4(child, 0)

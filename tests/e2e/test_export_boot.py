@@ -70,7 +70,7 @@ def test_the_command_says_what_the_disk_boots_on(exported):
 
 
 @pytest.mark.parametrize(
-    ("bus", "network_card", "said"),
+    ("bus", "network_card", "message"),
     [
         ("sata", "virtio-net-pci", r"ata\d+\.00: ATA-\d+: QEMU HARDDISK"),
         # as Proxmox attaches a disk
@@ -78,14 +78,14 @@ def test_the_command_says_what_the_disk_boots_on(exported):
     ],
     ids=["sata", "scsi"],
 )
-def test_it_boots_by_bios(exported, tmp_path, bus, network_card, said):
+def test_it_boots_by_bios(exported, tmp_path, bus, network_card, message):
     """Until its file systems are mounted and its network card has a driver: the rest is the same for each."""
     disk = overlay(exported[0], tmp_path / "disk.qcow2")
     with ExportedMachine(
         disk, None, tmp_path, firmware="bios", bus=bus, network_card=network_card
     ) as machine:
         machine.wait_for_console("Reached target .*Local File Systems")
-        console = machine.wait_for_console(said)
+        console = machine.wait_for_console(message)
     assert "EXT4-fs (sda1): re-mounted" in console
     assert EFI not in console
 

@@ -138,6 +138,6 @@ def test_the_budget_is_of_a_whole_run_on_a_quiet_computer(tmp_path: Path) -> Non
             r"over budget: \d+ s of a processor, 0 s in pyproject.toml", done.stdout
         )
         assert re.search(
-            r"on a quiet computer: a start of Python took [\d.]+ ms here, [\d.]+ ms", done.stdout
+            r"on a quiet computer: a start of Python took [\d.]+ ms, there [\d.]+ ms", done.stdout
         )
     assert [len(lines) for lines in over.values()] == [1, 0, 0]
